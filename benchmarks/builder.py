@@ -30,7 +30,7 @@ import click
 from counting_index import CountingIndex
 from recording import RESULTS, ROOT, children_cpu_seconds, commit, machine, write
 
-from kernel_builder.measure.estimates import estimate
+from kernel_builder.measure.results import estimate
 from kernel_format.cache_directory import default_cache
 
 FILE = RESULTS / "builder.json"

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from builder_results import Row as TargetRow
+from model_results import draw_bars
 from recording import RESULTS, ROOT
 
 from kernel_builder import toml_file
-from kernel_builder.measure import plot, tables
+from kernel_builder.measure import tables
 from kernel_builder.measure.results import (
     OURS,
     YARDSTICK,
@@ -38,10 +38,14 @@ class Result:
 
     def draw(self) -> bytes:
         """Return the plot as an SVG file."""
-        with plot.reproducible(self.plot_name):
-            file = io.BytesIO()
-            plot.draw(self.report).savefig(file, format="svg", metadata={"Date": None})
-        return file.getvalue()
+        rows = [row for row in self.report.rows if OURS in row.shares]
+        names = [name for name in tables.implementations(rows) if any(name in row.shares for row in rows)]
+        shares = {
+            str(row.point): {name: row.shares[name].median if name in row.shares else None for name in names[::-1]}
+            for row in rows
+        }
+        title = f"{self.kernel}, {tables.device(self.report)}, {self.report.date[:10]}"
+        return draw_bars(shares, title, "share of copy speed")
 
 
 def read_results() -> list[Result]:

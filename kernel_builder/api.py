@@ -16,12 +16,10 @@ from __future__ import annotations
 
 from kernel_builder.config.project import Project, python_name
 from kernel_builder.config.project_files import read_project
-from kernel_builder.develop.local_build import build_for_device, require_built
-from kernel_builder.measure.accuracy import deviation, fault
+from kernel_builder.develop.choice import build_for_device, require_built
+from kernel_builder.measure.accuracy import POISON, deviation, fault, poisoned
 from kernel_builder.measure.case import ALLOWED_PEERS, copies, size
-from kernel_builder.measure.estimates import Estimate, estimate
-from kernel_builder.measure.poison import POISON, poisoned
-from kernel_builder.measure.results import Deviation
+from kernel_builder.measure.results import Deviation, Estimate, estimate
 from kernel_builder.measure.timing import Clock, clock, sets_needed
 from kernel_builder.scaffold import create as create_project
 

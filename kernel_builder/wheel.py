@@ -15,7 +15,7 @@ from packaging.metadata import Metadata, RawMetadata
 from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from kernel_builder.checks.findings import AbiPolicy
+from kernel_builder.checks.findings import OLDEST_MANYLINUX
 from kernel_builder.config.project import Project, TvmFfi, distribution_name
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi, Variant
@@ -102,7 +102,7 @@ def write_wheels(
     written = []
     for about, platform in wheels:
         names = tuple(variant.name for variant in platforms[platform])
-        tag = f"{AbiPolicy().manylinux}_{platform.partition('-')[0]}" if platform else "any"
+        tag = f"{OLDEST_MANYLINUX}_{platform.partition('-')[0]}" if platform else "any"
         path = wheel_archive.write(out, about, tag, _content(project, [checked[name] for name in names]))
         written.append(WrittenWheel(path, names, tuple(map(str, about.requires_dist or ()))))
     return tuple(written)

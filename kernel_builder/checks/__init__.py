@@ -11,27 +11,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from kernel_builder.checks import binaries, layout, ops, python_rules, symbols
-from kernel_builder.checks.findings import AbiPolicy, CheckedPackage, CheckReport, Finding, NotApplicable
-from kernel_builder.checks.load import Loaders, check_load, loading
-from kernel_builder.checks.probe_process import ProbeProcess
+from kernel_builder.checks.findings import CheckedPackage, CheckReport, Finding, NotApplicable
+from kernel_builder.checks.load import ProbeProcess, check_load, start_loading
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Variant
 from kernel_builder.elf import SharedObject
 from kernel_builder.package.records import NO_LOAD
-from kernel_format.errors import ConfigError, VariantError
+from kernel_format.errors import ConfigError
 from kernel_format.metadata import PackageMetadata
 
 __all__ = [
-    "ABI_CHECKS",
     "ALLOWABLE",
     "CHECKS",
-    "AbiPolicy",
     "CheckReport",
     "CheckedPackage",
     "Finding",
-    "Loaders",
     "ProbeProcess",
     "read",
     "require_allowable",
@@ -71,8 +68,6 @@ CHECKS: Mapping[str, Check] = {
     "load": check_load,
     "ops": ops.check_ops,
 }
-ABI_CHECKS = ("binary", "manylinux", "python-abi", "torch-stable-abi", "undefined", "dependencies", "run-path")
-
 
 # The checks that need a process with Torch.
 _LOADING = frozenset({"load", "ops"})
@@ -95,27 +90,17 @@ def require_allowable(names: Sequence[str]) -> None:
             )
 
 
-def read(directory: Path, policy: AbiPolicy | None = None) -> CheckedPackage:
+def read(directory: Path) -> CheckedPackage:
     """Read the package in `directory`, in any state; the checks report missing and wrong files."""
-    try:
-        variant = Variant.parse(directory.name)
-    except VariantError:
-        variant = None
-    return CheckedPackage(directory, variant, PackageMetadata.read(directory), policy or AbiPolicy())
+    return CheckedPackage(directory, Variant.find(directory.name), PackageMetadata.read(directory))
 
 
-def run(
-    package_dir: Path,
-    *,
-    only: Sequence[str] | None = None,
-    load: bool = True,
-    policy: AbiPolicy | None = None,
-) -> CheckReport:
+def run(package_dir: Path, *, only: Sequence[str] | None = None, load: bool = True) -> CheckReport:
     """Run all checks, or those named in `only`, on the package in `package_dir`.
 
     `load=False` leaves out the check that imports the package: it takes seconds, the others take milliseconds.
     """
-    return next(run_all([package_dir], only=only, load=load, policy=policy))
+    return next(run_all([package_dir], only=only, load=load))
 
 
 def run_all(
@@ -123,10 +108,10 @@ def run_all(
     *,
     only: Sequence[str] | None = None,
     load: bool = True,
-    policy: AbiPolicy | None = None,
     allow: Sequence[str] = (),
     project: Project | None = None,
-    loaders: Loaders | None = None,
+    probe: ProbeProcess | None = None,
+    others: Mapping[str, Sequence[Path]] = MappingProxyType({}),
 ) -> Iterator[CheckReport]:
     """Yield the report of each package, in order. This is faster than one `run` after the other.
 
@@ -134,22 +119,19 @@ def run_all(
         packages: Directories of packages, for example all of one project.
         only: The names of the checks to run; None for all.
         load: Run the check that imports the packages.
-        policy: The oldest systems to load on.
         allow: Names in `ALLOWABLE`: the errors of these checks are reported as warnings.
         project: The project that they were built from, whose files the findings then name.
-        loaders: The processes that load the packages; None for a new process.
+        probe: The process that loads the packages; None for a new one.
+        others: Packages of kernels that these may depend on, by repository, beside those that the client finds.
     """
-    loaders = loaders or Loaders()
     directories = [package.resolve() for package in packages]
     asked = CHECKS if only is None else only
     names = [name for name in asked if load or name not in _LOADING]
     left_out = {name: NO_LOAD for name in asked if name not in names}
-    with (
-        nullcontext(loaders.probe) if loaders.probe else ProbeProcess() as process,
-        loading(directories if _LOADING.intersection(names) else (), replace(loaders, probe=process)) as load_answers,
-    ):
+    with nullcontext(probe) if probe else ProbeProcess() as process:
+        load_answers = start_loading(directories if _LOADING.intersection(names) else (), process, others)
         for directory in directories:
-            package = replace(read(directory, policy), load_answers=load_answers, project=project)
+            package = replace(read(directory), load_answers=load_answers, project=project)
             yield _report(package, names, frozenset(allow), left_out)
 
 

@@ -19,7 +19,7 @@ from auditwheel.policy import WheelPolicies
 
 from kernel_builder import backends, elf, toml_file
 from kernel_builder.backends import DeviceCode
-from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
+from kernel_builder.checks.findings import OLDEST_MANYLINUX, OLDEST_PYTHON, CheckedPackage, Finding, NotApplicable
 from kernel_builder.config.variant import Release
 from kernel_builder.demangle import demangle
 from kernel_builder.elf import SharedObject
@@ -117,12 +117,6 @@ def architectures(code: Iterable[DeviceCode]) -> tuple[str, ...]:
     return tuple(f"{name}+PTX" if name in ptx else name for name in names)
 
 
-def policy_names() -> list[str]:
-    """Return the names of all manylinux policies, oldest system first."""
-    names = [policy.name.removesuffix("_x86_64") for policy in _policies("x86_64")]
-    return [name for name in reversed(names) if name != "linux"]
-
-
 @cache
 def _policies(machine: str) -> Any:
     return WheelPolicies(libc=Libc.GLIBC, arch=Architecture(machine))
@@ -130,13 +124,9 @@ def _policies(machine: str) -> Any:
 
 def check_manylinux(package: CheckedPackage, binary: SharedObject) -> Iterator[Finding]:
     """Check that a binary needs only symbol versions of glibc and libstdc++ that the oldest supported system has."""
-    oldest = package.policy.manylinux
     if binary.machine not in ("x86_64", "aarch64"):
         raise NotApplicable(f"{binary.name} is for {binary.machine}")
-    try:
-        policy = _policies(binary.machine).get_policy_by_name(f"{oldest}_{binary.machine}")
-    except LookupError as error:
-        raise NotApplicable(f"{oldest} has no policy for {binary.machine}") from error
+    policy = _policies(binary.machine).get_policy_by_name(f"{OLDEST_MANYLINUX}_{binary.machine}")
     known: Mapping[str, frozenset[str]] = policy.symbol_versions
     for version in binary.versions:
         family, _, number = version.partition("_")  # GLIBC_2.28; policies allow families that they do not list
@@ -146,23 +136,22 @@ def check_manylinux(package: CheckedPackage, binary: SharedObject) -> Iterator[F
         users = demangle(symbol.name for symbol in binary.undefined if symbol.version == version)
         # A version without a symbol, such as GLIBC_ABI_DT_RELR, is a requirement on the runtime as a whole.
         for text in [f"{name}@{version}" for name in users.values()] or [version]:
-            message = f"needs {text}; {oldest} has {family} up to {newest}"
+            message = f"needs {text}; {OLDEST_MANYLINUX} has {family} up to {newest}"
             yield Finding(message, _RUNTIME_HINTS.get(family, "build against older libraries"))
 
 
 def check_python_abi(package: CheckedPackage, binary: SharedObject) -> Iterator[Finding]:
     """Check that a module uses the limited API alone, and that Python or TVM FFI finds its functions."""
-    oldest = package.policy.python
-    macro = f"Py_LIMITED_API=0x{oldest.major:02X}{oldest.minor:02X}0000"
+    macro = f"Py_LIMITED_API=0x{OLDEST_PYTHON.major:02X}{OLDEST_PYTHON.minor:02X}0000"
     for name, since in _python_symbols(binary):
         if since is None:
             yield Finding(
                 f"uses {name}, which is not part of Python's limited API",
                 f"compile with {macro} and call a limited-API function, or register the op with Torch",
             )
-        elif since > oldest:
+        elif since > OLDEST_PYTHON:
             yield Finding(
-                f"uses {name}, in the limited API since Python {since}; the module must load in {oldest}",
+                f"uses {name}, in the limited API since Python {since}; the module must load in {OLDEST_PYTHON}",
                 f"compile with {macro}, which hides newer functions",
             )
     identity = package.metadata.id if package.metadata else None
@@ -212,7 +201,7 @@ def check_dependencies(package: CheckedPackage, binary: SharedObject) -> Iterato
         if library in allowed:
             continue
         reason = f"which neither {framework} nor the C++ runtime provides"
-        for backend in package.known_backends:
+        for backend in backends.every():
             if variant and backend.looks_like and backend.looks_like.match(library):
                 reason = f"which a {variant.backend} variant does not have"
                 if release and backend is variant.backend:

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from kernel_builder import backends, elf
 from kernel_builder.backends import CompiledBackend
-from kernel_builder.checks import python_files
-from kernel_builder.checks.python_files import Source
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Release, TvmFfiAbi, Variant
 from kernel_builder.elf import SharedObject
 from kernel_format.metadata import PackageMetadata
 
 _SHARED_OBJECT = re.compile(r"\.so(\.\d+)*$")
-# The oldest Python of the public client and of Torch.
-_OLDEST_PYTHON = Release(3, 10)
+# The oldest C and C++ runtimes that a package must load with, and the oldest Python of the public client and of Torch.
+OLDEST_MANYLINUX = "manylinux_2_28"
+OLDEST_PYTHON = Release(3, 10)
 
 
 class NotApplicable(Exception):
@@ -45,33 +44,19 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class AbiPolicy:
-    """The oldest systems that a binary must load on.
-
-    Attributes:
-        torch_stable: The Torch release whose stable ABI a binary may use; None for the one in the variant's name.
-    """
-
-    manylinux: str = "manylinux_2_28"
-    python: Release = _OLDEST_PYTHON
-    torch_stable: Release | None = None
-
-
-@dataclass(frozen=True)
 class CheckedPackage:
     """A `build/<variant>/` directory to check.
 
     Attributes:
         variant: None if the directory's name is not a variant's.
         metadata: None if `metadata.json` is missing or is not a JSON object.
-        load_answers: Returns the answers of `load.loading` for all packages of the command; None before the load.
+        load_answers: Returns the answers of `load.start_loading` for all packages of the command; None before the load.
         project: The project that it was built from, if that is here.
     """
 
     directory: Path
     variant: Variant | None
     metadata: PackageMetadata | None
-    policy: AbiPolicy = field(default_factory=AbiPolicy)
     load_answers: Callable[[], Mapping[str, Mapping[str, Any]]] | None = None
     project: Project | None = None
 
@@ -99,11 +84,6 @@ class CheckedPackage:
         """The files at the top of the package whose names end like a shared object's, sorted."""
         return sorted(path for path in self.directory.iterdir() if _SHARED_OBJECT.search(path.name) and path.is_file())
 
-    @cached_property
-    def sources(self) -> tuple[Source, ...]:
-        """The Python files of the package, sorted."""
-        return python_files.read(self.directory, self.policy.python)
-
     @property
     def known_metadata(self) -> PackageMetadata:
         """`metadata`, for checks that need it.
@@ -128,16 +108,9 @@ class CheckedPackage:
         return replace(finding, path=own.get(finding.path, finding.path), message=message)
 
     @property
-    def known_backends(self) -> tuple[CompiledBackend, ...]:
-        """The back ends whose libraries are known."""
-        return backends.every()
-
-    @property
     def backends(self) -> tuple[CompiledBackend, ...]:
         """The back end of the package; if its variant is unknown, all."""
-        return tuple(
-            backend for backend in self.known_backends if self.variant is None or backend is self.variant.backend
-        )
+        return tuple(backend for backend in backends.every() if self.variant is None or backend is self.variant.backend)
 
 
 @dataclass(frozen=True)
@@ -171,3 +144,31 @@ class CheckReport:
             "allowed": list(self.allowed),
             "findings": [asdict(finding) for finding in self.findings],
         }
+
+
+_MOST = 20
+# From this number on, variants are counted and not named.
+_MANY_VARIANTS = 3
+
+
+def summary_lines(reports: Mapping[str, CheckReport], severity: str, rest: str) -> list[str]:
+    """Return the findings of one severity as text, each with its hint.
+
+    Args:
+        reports: By variant.
+        rest: The place of the findings for which there are no lines, for example "`--json` lists all".
+    """
+    variants: dict[Finding, list[str]] = {}
+    for name, report in reports.items():
+        for finding in dict.fromkeys(report.findings):
+            if finding.severity == severity:
+                variants.setdefault(finding, []).append(name)
+    text = []
+    for finding, names in list(variants.items())[:_MOST]:
+        served = f"{'all ' if len(names) == len(reports) else ''}{len(names)} variants"
+        served = " and ".join(names) if len(names) < _MANY_VARIANTS else served
+        text.append(f"{finding.path}: {finding.message}, in {served} [{finding.check}]")
+        text.append(f"    {finding.hint}")
+    if len(variants) > _MOST:
+        text.append(f"... and {len(variants) - _MOST} more; {rest}")
+    return text

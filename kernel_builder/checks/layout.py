@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from kernels_data import Digest, DigestValidationError, DigestViolation, Metadata
@@ -12,6 +12,11 @@ from kernel_builder.config.variant import Noarch
 from kernel_format.metadata import PackageMetadata
 
 _REBUILD = "build the package again"
+_VIOLATIONS: Mapping[type, str] = {
+    DigestViolation.MissingFile: "is in the digest of metadata.json but not in the package",
+    DigestViolation.UnknownFile: "is in the package but not in the digest of metadata.json",
+    DigestViolation.HashMismatch: "has another SHA-256 than the digest of metadata.json",
+}
 
 
 def check_layout(package: CheckedPackage) -> Iterator[Finding]:
@@ -119,14 +124,6 @@ def check_digest(package: CheckedPackage) -> Iterator[Finding]:
         expected.validate(Digest.hash_variant(expected.algorithm, package.directory))
     except DigestValidationError as error:
         for violation in error.violations:
-            match violation:
-                case DigestViolation.MissingFile():
-                    message = "is in the digest of metadata.json but not in the package"
-                case DigestViolation.UnknownFile():
-                    message = "is in the package but not in the digest of metadata.json"
-                case DigestViolation.HashMismatch():
-                    message = "has another SHA-256 than the digest of metadata.json"
-                case _:
-                    message = str(violation)
+            message = _VIOLATIONS.get(type(violation), str(violation))
             hint = "build the package again, and do not edit its files"
             yield _finding(getattr(violation, "path", "metadata.json"), message, hint)

@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import re
+import shutil
+import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
-from kernel_builder.checks.probe_process import SECONDS, ProbeProcess
 from kernel_builder.checks.python_rules import always_present, imported_roots
 from kernel_builder.checks.torch_build import may_load
 from kernel_builder.config import known_backends
 from kernel_builder.config.variant import Variant, this_platform
-from kernel_format.errors import VariantError
+from kernel_builder.steps.confinement import Confinement
+from kernel_format import files
+from kernel_format.files import temporary_directory
 from kernel_format.metadata import PackageMetadata
-
-
-@dataclass(frozen=True)
-class Loaders:
-    """The processes that load packages, and the kernels that packages may depend on.
-
-    Attributes:
-        probe: The process for this machine's platform; None for a new one.
-        cross_probe: A process of the other platform, by emulation, that loads its packages; None to skip these.
-        others: Packages of kernels that these may depend on, by repository, beside those that the client finds.
-    """
-
-    probe: ProbeProcess | None = None
-    cross_probe: ProbeProcess | None = None
-    others: Mapping[str, Sequence[Path]] = field(default_factory=dict)
+from kernel_format.tree_digest import contents, is_unchanged
+from kernel_sandbox import sandbox
 
 
 def check_load(package: CheckedPackage) -> Iterator[Finding]:
@@ -48,10 +42,7 @@ def check_load(package: CheckedPackage) -> Iterator[Finding]:
     if answer is None:
         if variant.platform in (None, this_platform()):
             raise NotApplicable(f"this machine's Torch has no {variant.backend.title}")
-        raise NotApplicable(
-            f"the variant is for {variant.platform}, this machine is {this_platform()}: "
-            "`check-builds --cross-python` loads it"
-        )
+        raise NotApplicable(f"the variant is for {variant.platform}, this machine is {this_platform()}")
     text = answer["text"]
     if answer["outcome"] == "skipped":
         raise NotApplicable(text)
@@ -76,41 +67,39 @@ def _is_complete(directory: Path) -> bool:
     return PackageMetadata.read(directory) is not None and (directory / "__init__.py").is_file()
 
 
-@contextmanager
-def loading(directories: Sequence[Path], loaders: Loaders) -> Iterator[Callable[[], Mapping[str, Mapping[str, Any]]]]:
-    """Start to load packages that are complete and for a machine that may load them, each in a process of its own.
+def start_loading(
+    directories: Sequence[Path], process: ProbeProcess, others: Mapping[str, Sequence[Path]]
+) -> Callable[[], Mapping[str, Mapping[str, Any]]]:
+    """Start to load packages that are complete and for this machine, each in a process of its own.
 
-    One process imports Torch for all of a platform. That takes seconds, in which the other checks run.
+    One process imports Torch for all of them. That takes seconds, in which the other checks run.
 
-    Yields:
+    Args:
+        others: Packages of kernels that these may depend on, by repository, beside those that the client finds.
+
+    Returns:
         A function that waits for the answers. An answer has, by directory, the `outcome` (`loaded`, `skipped` or
         `failed`), a `text`, and where they apply the modules that this machine lacks (`missing`).
     """
-    started = []
-    variants = {path: variant for path in directories if (variant := _variant(path)) and _is_complete(path)}
-    here = [path for path, variant in variants.items() if may_load(variant)]
-    elsewhere = [path for path, variant in variants.items() if variant.platform not in (None, this_platform())]
-    for process, group in ((loaders.probe, here), (loaders.cross_probe, elsewhere)):
-        if process and group:
-            seen = {directory: process.show([directory]) / directory.name for directory in group}
-            local = {repo_id: str(process.show(packages)) for repo_id, packages in loaders.others.items() if packages}
-            wanted = json.dumps({str(copy): asked_for(directory.name) for directory, copy in seen.items()})
-            started.append((process.ask("load", str(SECONDS), json.dumps(local), wanted), seen))
+    variants = {path: variant for path in directories if (variant := Variant.find(path.name)) and _is_complete(path)}
+    seen = {path: process.show([path]) / path.name for path, variant in variants.items() if may_load(variant)}
+    if not seen:
+        return dict
+    local = {repo_id: str(process.show(packages)) for repo_id, packages in others.items() if packages}
+    wanted = json.dumps({str(copy): asked_for(directory.name) for directory, copy in seen.items()})
+    wait = process.ask("load", str(SECONDS), json.dumps(local), wanted)
 
     @cache
     def answers() -> Mapping[str, Mapping[str, Any]]:
-        outcomes: dict[str, Mapping[str, Any]] = {}
-        for wait, seen in started:
-            answer = wait(SECONDS * (len(seen) + 1))
-            for directory, copy in seen.items():
-                if isinstance(answer, dict):
-                    text = answer[str(copy)]["text"].replace(str(copy), str(directory))
-                    outcomes[str(directory)] = {**answer[str(copy)], "text": text}
-                else:
-                    outcomes[str(directory)] = {"outcome": answer[0], "text": answer[1]}
-        return outcomes
+        answer = wait(SECONDS * (len(seen) + 1))
+        if not isinstance(answer, dict):
+            return {str(directory): {"outcome": answer[0], "text": answer[1]} for directory in seen}
+        return {
+            str(directory): {**answer[str(copy)], "text": answer[str(copy)]["text"].replace(str(copy), str(directory))}
+            for directory, copy in seen.items()
+        }
 
-    yield answers
+    return answers
 
 
 def asked_for(variant: str) -> tuple[str | None, str]:
@@ -121,35 +110,20 @@ def asked_for(variant: str) -> tuple[str | None, str]:
     return backend.name if backend.in_every_torch else None, backend.dispatch_key
 
 
-def _variant(directory: Path) -> Variant | None:
-    """Return the variant that a directory is named after; None if it is none."""
-    try:
-        return Variant.parse(directory.name)
-    except VariantError:
-        return None
+_known_rejections: dict[str, str | None] = {}
 
 
-def rejections(variants: Sequence[str], python: str = sys.executable) -> Mapping[str, str | None]:
+def rejections(variants: Sequence[str]) -> Mapping[str, str | None]:
     """Return why the client would reject each variant on this machine, or None if it would not.
 
     One process answers for all variants, since importing Torch takes seconds. Answers are kept.
-
-    Args:
-        python: The interpreter whose client and Torch are asked.
     """
-    known = _known_rejections(python)
-    if unknown := {variant: asked_for(variant)[0] for variant in variants if variant not in known}:
-        with ProbeProcess(python) as process:
+    if unknown := {variant: asked_for(variant)[0] for variant in variants if variant not in _known_rejections}:
+        with ProbeProcess() as process:
             answer = process.ask("fits", json.dumps(unknown))(SECONDS)
         failed = dict.fromkeys(unknown, f"the client cannot be asked: {answer[1]}") if isinstance(answer, tuple) else {}
-        known |= failed or answer
-    return known
-
-
-@cache
-def _known_rejections(python: str) -> dict[str, str | None]:
-    """Return the answers of an interpreter so far."""
-    return {}
+        _known_rejections.update(failed or answer)
+    return _known_rejections
 
 
 # The message of a failed load -> the hint.
@@ -166,3 +140,153 @@ _HINTS = (
 
 def _hint(text: str) -> str:
     return next(hint for pattern, hint in _HINTS if re.search(pattern, text))
+
+
+SECONDS = 300  # for the answer to a question, by default
+_PROBE = Path(__file__).with_name("probe")
+
+
+class ProbeProcess:
+    """Runs `probe` in an interpreter of its own, outside the current directory and without network.
+
+    Importing Torch takes seconds, so one process answers all questions of a command, and `start` begins the import
+    before the first of them. A process that has died, or has not answered the question before, is replaced.
+
+    In a sandbox, the process sees copies of packages in a directory that it may write, and of the user's files only
+    Python's, those in the Hub's cache and those of LOCAL_KERNELS. With KERNEL_BUILDER_DEBUG=keep it has the terminal.
+
+    Args:
+        python: The interpreter whose client and Torch are asked.
+        confinement: The sandbox of the process; None for none.
+    """
+
+    def __init__(self, python: str = sys.executable, confinement: Confinement | None = None) -> None:
+        self._python = python
+        self.confinement = confinement or Confinement()
+        self._opened = ExitStack()
+        self._home = self._opened.enter_context(temporary_directory())
+        self._running = ExitStack()  # the process, its log and our end of its connection
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_asked = False
+        self._shown: dict[Path, Path] = {}
+
+    def __enter__(self) -> ProbeProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+        self._opened.close()
+
+    def show(self, packages: Sequence[Path]) -> Path:
+        """Return a directory in which the process sees packages: in a sandbox, they are copies."""
+        if self.confinement.kind is None:
+            return packages[0].parent
+        directory = Path(tempfile.mkdtemp(dir=self._home))
+        for package in packages:
+            self._shown[package] = directory / package.name
+            shutil.copytree(package, directory / package.name, symlinks=True)
+        return directory
+
+    def has_changed(self, package: Path) -> bool:
+        """Return whether the process has changed its copy of a package."""
+        copy = self._shown.get(package)
+        return copy is not None and not is_unchanged(copy, contents(package))
+
+    def ask(self, question: str, *arguments: str) -> Callable[[float], Any]:
+        """Send a question of `probe`, and return a function that waits some seconds for its answer.
+
+        The function returns `("failed", reason)` if the process died or did not answer in time. It waits for the last
+        question only.
+        """
+        self.start()
+        self._is_asked = True
+        with suppress(OSError):  # it has died, which `wait` reports
+            self._connection.send_bytes(json.dumps([question, *arguments]).encode())
+
+        def wait(seconds: float) -> Any:
+            try:
+                if not self._connection.poll(seconds):
+                    return "failed", f"no answer after {seconds:.0f} s"
+                answer = json.loads(self._connection.recv_bytes())
+            except (EOFError, OSError):
+                return "failed", self._death(seconds)
+            self._is_asked = False
+            return answer
+
+        return wait
+
+    def start(self) -> None:
+        """Start the process, unless one runs that is not busy with a question."""
+        if self._process and (self._is_asked or self._process.poll() is not None):
+            self._stop()
+        if self._process:
+            return
+        confined, terminal = self.confinement.kind is not None, files.debugging()
+        empty = Path(tempfile.mkdtemp(dir=self._home))
+        self._log = self._running.enter_context((empty / "stderr").open("w+", errors="replace"))
+        self._connection, other = multiprocessing.Pipe()
+        self._running.enter_context(self._connection)
+        with other:
+            command = [self._python, "-X", "faulthandler", str(_PROBE), str(other.fileno())]
+            self._process = subprocess.Popen(
+                _confined(command, self.confinement, self._home, empty) if confined else command,
+                cwd=empty,
+                env=_environment(empty) if confined else {**os.environ, **_kernels(), "HF_HUB_OFFLINE": "1"},
+                stdin=None if terminal else subprocess.DEVNULL,
+                stdout=None if terminal else subprocess.DEVNULL,
+                stderr=None if terminal else self._log,
+                pass_fds=[other.fileno()],
+            )
+
+    def _stop(self) -> None:
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+        self._process, self._is_asked = None, False
+        self._running.close()
+
+    def _death(self, seconds: float) -> str:
+        """Return how the process ended, after it has closed the connection."""
+        assert self._process is not None
+        try:
+            status = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return f"no answer after {seconds:.0f} s"
+        # A sandbox passes on the end of the process as shells do.
+        number = -status if status < 0 else status - 128
+        if number in signal.valid_signals():
+            return f"the process was killed by {signal.Signals(number).name}"
+        self._log.seek(0)
+        lines = self._log.read().strip().splitlines()
+        return f"the process ended with status {status}" + (f": {lines[-1]}" if lines else "")
+
+
+def _confined(command: list[str], confinement: Confinement, home: Path, directory: Path) -> list[str]:
+    """Return the command in its sandbox, in a directory below `home`."""
+    # A package may look for a GPU when it is imported.
+    device = "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
+    started = ["sh", "-c", 'cd "$0" && exec "$@"', str(directory), *command]
+    local = [Path(entry.partition("=")[2]) for entry in "".join(_kernels().values()).split(":") if "=" in entry]
+    paths = sandbox.readable([Path(command[0]).parent.parent, _PROBE, _hub_cache(), *local])
+    return confinement.around(started, home, map(Path, paths), device)
+
+
+def _environment(home: Path) -> dict[str, str]:
+    python = {name: value for name, value in os.environ.items() if name in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return {**sandbox.environment(home), **python, **_kernels(), "HF_HUB_CACHE": str(_hub_cache())}
+
+
+def _kernels() -> dict[str, str]:
+    """Return the client's LOCAL_KERNELS with absolute paths, since the process runs in another directory."""
+    entries = [entry.partition("=") for entry in os.environ.get("LOCAL_KERNELS", "").split(":") if entry]
+    absolute = [f"{repo_id}{sign}{Path(path).absolute() if sign else ''}" for repo_id, sign, path in entries]
+    return {"LOCAL_KERNELS": ":".join(absolute)} if absolute else {}
+
+
+def _hub_cache() -> Path:
+    """Return the client's cache, where the kernels that a package depends on are."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE).absolute()

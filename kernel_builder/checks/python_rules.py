@@ -1,4 +1,9 @@
-"""Checks of a package's Python: the interpreters that it runs on, the modules that it imports, and its op namespace."""
+"""Checks of a package's Python: the interpreters that it runs on, the modules that it imports, and its op namespace.
+
+Loading a package executes `__init__.py`, and of each executed module the statements outside of functions. An import
+there must succeed on every machine. An import in a function, under a condition, in a `try` that catches its absence, or
+in a file that no executed import leads to need not succeed.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +12,217 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from functools import cache, lru_cache
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import vermin
 
 from kernel_builder import toml_file
-from kernel_builder.checks.findings import CheckedPackage, Finding
-from kernel_builder.checks.python_files import Import, Source, executed_files
+from kernel_builder.checks.findings import OLDEST_PYTHON, CheckedPackage, Finding
 from kernel_builder.config.variant import Release
+
+# `always` when the module is executed; `guarded` where absence is caught or versions are compared; else `sometimes`.
+When = Literal["always", "sometimes", "guarded"]
+_ABSENCE = frozenset({"ImportError", "ModuleNotFoundError", "AttributeError", "Exception", "BaseException"})
+
+
+class Import(NamedTuple):
+    """One module that a file imports.
+
+    Attributes:
+        module: The module's name; empty for `from . import name`.
+        names: The names imported from it; empty for `import module`.
+        level: How many packages up a relative import starts; 0 if it is absolute.
+    """
+
+    line: int
+    module: str
+    names: tuple[str, ...]
+    level: int
+    when: When
+
+
+@dataclass(frozen=True)
+class Source:
+    """One Python file.
+
+    Attributes:
+        name: Its path in the package, with `/`.
+        tree: Its syntax tree; None if it cannot be parsed, for the reason in `problem`.
+    """
+
+    name: str
+    text: str
+    tree: ast.Module | None
+    problem: str = ""
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """The nodes of the tree, each after its parent."""
+        return tuple(ast.walk(self.tree)) if self.tree else ()
+
+    @cached_property
+    def executed(self) -> Mapping[int, When]:
+        """When each line of a statement is executed."""
+        return dict(_executed(self.tree.body, "always")) if self.tree else {}
+
+    @cached_property
+    def imports(self) -> tuple[Import, ...]:
+        """The imports, in no particular order."""
+        found = []
+        for node in self.nodes:
+            if isinstance(node, ast.Import):
+                found += [Import(node.lineno, a.name, (), 0, self.executed[node.lineno]) for a in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = tuple(alias.name for alias in node.names)
+                when = self.executed[node.lineno]
+                found.append(Import(node.lineno, node.module or "", names, node.level, when))
+        return tuple(found)
+
+    @cached_property
+    def aliases(self) -> Mapping[str, str]:
+        """Full names by the names that imports and assignments give them, for example `torch.library` by `tl`.
+
+        Scopes are not distinguished. The name of `ops` from `._ops` is `torch.ops.<id>`.
+        """
+        aliases: dict[str, str] = {}
+        for node in self.nodes:
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    name = alias.name if alias.asname else alias.name.partition(".")[0]
+                    aliases[alias.asname or name] = name
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                aliases.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
+            elif isinstance(node, ast.ImportFrom) and node.module == "_ops":
+                aliases.update({alias.asname or "ops": "torch.ops.<id>" for alias in node.names if alias.name == "ops"})
+        for node in self.nodes:
+            if isinstance(node, ast.Assign) and (name := _dotted(node.value, aliases)):
+                aliases.update({target.id: name for target in node.targets if isinstance(target, ast.Name)})
+        return aliases
+
+    def dotted(self, node: ast.expr) -> str:
+        """Resolve `tl.define` to `torch.library.define` through the aliases; return "" for other expressions."""
+        return _dotted(node, self.aliases)
+
+
+def sources_of(package: CheckedPackage) -> tuple[Source, ...]:
+    """Parse all Python files of a package, sorted, with the grammar of the oldest Python."""
+    directory = package.directory
+    return tuple(
+        _parse(path.relative_to(directory).as_posix(), path.read_bytes())
+        for path in sorted(directory.rglob("*.py"))
+        if path.is_file()  # reading a pipe may never end; the check `layout` reports it
+    )
+
+
+@lru_cache(maxsize=1024)  # the variants of a project have the same files
+def _parse(name: str, data: bytes) -> Source:
+    try:
+        text = data.decode()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Source(name, text, ast.parse(text, name, feature_version=OLDEST_PYTHON))
+    except SyntaxError as error:
+        return Source(name, text, None, f"line {error.lineno}: {error.msg}")
+    except ValueError as error:
+        return Source(name, "", None, str(error))
+    except (RecursionError, MemoryError):  # the exception depends on the release of Python
+        return Source(name, text, None, "an expression is nested too deeply for Python's parser")
+
+
+def executed_files(sources: Iterable[Source], own: str) -> frozenset[str]:
+    """Return the files that are executed whenever the package is loaded.
+
+    Args:
+        own: The package's own name, by which a file may import the others.
+    """
+    by_name = {source.name: source for source in sources}
+    reached: set[str] = set()
+    waiting = ["__init__.py"]
+    while waiting:
+        name = waiting.pop()
+        if name in by_name and name not in reached:
+            reached.add(name)
+            for statement in by_name[name].imports:
+                if statement.when == "always":
+                    waiting += _files(name, statement, own)
+    return frozenset(reached)
+
+
+def _files(source: str, statement: Import, own: str) -> Iterator[str]:
+    """Yield the files of the package that an import may execute."""
+    parts = statement.module.split(".") if statement.module else []
+    if statement.level:
+        parts = [*source.split("/")[: -statement.level], *parts]
+    elif parts[0] == own:
+        parts = parts[1:]
+    else:
+        return
+    for length in range(len(parts) + 1):
+        yield "/".join([*parts[:length], "__init__.py"])
+    for module in (parts, *([*parts, name] for name in statement.names)):
+        yield "/".join(module) + ".py"
+        yield "/".join([*module, "__init__.py"])
+
+
+def _executed(statements: Sequence[ast.stmt], when: When) -> Iterator[tuple[int, When]]:
+    """Yield when the lines of statements are executed; the last pair of a line counts."""
+    rarely: When = "guarded" if when == "guarded" else "sometimes"
+    for statement in statements:
+        for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1):
+            yield line, when
+        match statement:
+            case ast.FunctionDef(body=body) | ast.AsyncFunctionDef(body=body):
+                yield from _executed(body, rarely)
+            case ast.If(test, body, orelse):
+                names = {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(test)}
+                guards = not names.isdisjoint({"version_info", "TYPE_CHECKING"})
+                yield from _executed([*body, *orelse], "guarded" if guards else rarely)
+            case ast.Try(body, handlers, orelse, final):
+                guards = any(map(_guards, handlers))
+                yield from _executed(body, "guarded" if guards else when)
+                yield from _executed([part for handler in handlers for part in handler.body], rarely)
+                yield from _executed(orelse, rarely if guards else when)
+                yield from _executed(final, when)
+            case _:
+                for holder in (statement, *getattr(statement, "cases", ())):
+                    yield from _executed([*getattr(holder, "body", ()), *getattr(holder, "orelse", ())], when)
+
+
+def _guards(handler: ast.ExceptHandler) -> bool:
+    """Return whether an `except` clause catches absence; one that raises again reports it in another way."""
+    catches = handler.type is None or not _ABSENCE.isdisjoint(re.findall(r"id='(\w+)'", ast.dump(handler.type)))
+    return catches and not any(isinstance(part, ast.Raise) for part in handler.body)
+
+
+def _dotted(node: ast.expr, aliases: Mapping[str, str]) -> str:
+    if isinstance(node, ast.Name):
+        return aliases.get(node.id, "")
+    if isinstance(node, ast.Attribute) and (parent := _dotted(node.value, aliases)):
+        return f"{parent}.{node.attr}"
+    return ""
+
 
 _BUILTIN_TYPE = re.compile(r"'(?:bool|bytes|complex|dict|float|int|list|set|str|tuple|type)\.")
 
 
 def check_python_source(package: CheckedPackage) -> Iterator[Finding]:
     """Check that the package's Python runs on the oldest supported interpreter."""
-    python = package.policy.python
-    for source in package.sources:
+    for source in sources_of(package):
         if source.tree is None:
-            hint = f"correct the syntax; Python {python} must be able to read it"
+            hint = f"correct the syntax; Python {OLDEST_PYTHON} must be able to read it"
             yield Finding(source.problem, hint, path=source.name)
         else:
-            yield from _versions(source, python)
+            yield from _versions(source)
 
 
 @lru_cache(maxsize=1024)  # the variants of a project have the same files
-def _versions(source: Source, python: Release) -> tuple[Finding, ...]:
-    """Return the uses of the language and the standard library that are newer than `python`, by vermin's data."""
+def _versions(source: Source) -> tuple[Finding, ...]:
+    """Return the uses of newer parts of the language and of the standard library, by vermin's data."""
     config = vermin.Config()
     config.set_format(vermin.formats.ParsableFormat())
     visitor = vermin.visit(source.text, config)
@@ -44,10 +232,10 @@ def _versions(source: Source, python: Release) -> tuple[Finding, ...]:
     for text in visitor.output_text().splitlines():
         # <file>:<line>:<column>:<Python 2>:<Python 3>:<feature>
         match = re.fullmatch(r"<unknown>:(\d+):\d*:[^:]*:(\d+\.\d+):(.*)", text)
-        if match and source.executed.get(int(match[1])) != "guarded" and Release.parse(match[2]) > python:
+        if match and source.executed.get(int(match[1])) != "guarded" and Release.parse(match[2]) > OLDEST_PYTHON:
             # vermin guesses the type whose method is called; another class may have a method of that name.
             guess = _BUILTIN_TYPE.match(match[3])
-            hint = f"write it for Python {python}, or mark a line that never runs there with `# novm`"
+            hint = f"write it for Python {OLDEST_PYTHON}, or mark a line that never runs there with `# novm`"
             message = f"line {match[1]}: {match[3]} needs Python {match[2]}"
             findings.append(Finding(message, hint, "warning" if guess else "error", source.name))
     return tuple(findings)
@@ -60,12 +248,12 @@ def check_python_imports(package: CheckedPackage) -> Iterator[Finding]:
     that every load executes must succeed everywhere, so a failure is an error. Any other import is a warning, and an
     import whose absence the code catches is not reported.
     """
-    own = _python_name(package)
+    own, sources = _python_name(package), sources_of(package)
     # Top-level modules and packages.
-    modules = {source.name.partition("/")[0].removesuffix(".py") for source in package.sources} | {own}
+    modules = {source.name.partition("/")[0].removesuffix(".py") for source in sources} | {own}
     allowed = always_present() | _dependency_modules(package) | sys.stdlib_module_names
-    executed = executed_files(package.sources, own)
-    for source in package.sources:
+    executed = executed_files(sources, own)
+    for source in sources:
         reported: set[tuple[str, bool]] = set()
         for statement in source.imports:
             module, root = statement.module, statement.module.partition(".")[0]
@@ -99,7 +287,7 @@ def _import_finding(source: str, statement: Import, *, is_own: bool, always: boo
 
 def imported_roots(package: CheckedPackage) -> frozenset[str]:
     """Return the top-level names of all modules of others that a package imports."""
-    statements = (statement for source in package.sources for statement in source.imports if not statement.level)
+    statements = (statement for source in sources_of(package) for statement in source.imports if not statement.level)
     return frozenset(statement.module.partition(".")[0] for statement in statements) - {_python_name(package)}
 
 
@@ -148,7 +336,7 @@ def check_op_namespace(package: CheckedPackage) -> Iterator[Finding]:
     a namespace of its own.
     """
     own = f"torch.ops.{_python_name(package)}"
-    for source in package.sources:
+    for source in sources_of(package):
         for node in source.nodes:
             if isinstance(node, ast.Attribute) and source.dotted(node) == own:
                 yield Finding(

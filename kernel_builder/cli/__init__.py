@@ -28,9 +28,9 @@ from kernel_format.errors import BuildError, ConfigError, KernelBuilderError
 # Help section -> command -> its function in `kernel_builder.cli.<module>`.
 _SECTIONS: dict[str, dict[str, str]] = {
     "Start": {
-        "doctor": "doctor_command.doctor",
+        "doctor": "toolchain_command.doctor",
         "init": "init_command.init",
-        "port": "port_command.port",
+        "port": "init_command.port",
     },
     "Build and check": {
         "build": "build_command.build",
@@ -42,9 +42,9 @@ _SECTIONS: dict[str, dict[str, str]] = {
     "Publish": {
         "upload": "upload_command.upload",
         "audit": "audit_command.audit",
-        "verify": "verify_command.verify",
+        "verify": "sign_command.verify",
         "sign": "sign_command.sign",
-        "wheel": "wheel_command.wheel",
+        "wheel": "upload_command.wheel",
         "hub": "hub_command.hub",
     },
     "Agents": {},
@@ -53,13 +53,11 @@ _SECTIONS: dict[str, dict[str, str]] = {
         "testshell": "develop_command.testshell",
         "emulate": "develop_command.emulate",
         "compile-commands": "develop_command.compile_commands",
-        "create-pyproject": "pyproject_command.create_pyproject",
     },
     "Less often": {
         "update-build": "config_command.update_build",
         "toolchain": "toolchain_command.toolchain",
-        "check-abi": "check_command.check_abi",
-        "fill-card": "card_command.fill_card",
+        "fill-card": "upload_command.fill_card",
     },
 }
 # Commands for scripts of the public tool, which `--help` does not list.
@@ -104,8 +102,10 @@ def print_notices(projects: Sequence[Project]) -> None:
         click.secho(f"warning: {line}", fg="yellow", err=True)
 
 
-def of_each(directories: Sequence[Path], read: Callable[[Path], _Result]) -> dict[Path, _Result | ConfigError]:
-    """Return the results for project directories (default: here), or their errors; of a single one, raise its error.
+def of_each(
+    directories: Sequence[Path], read: Callable[[Path], _Result]
+) -> tuple[dict[Path, _Result], dict[Path, ConfigError]]:
+    """Return the results for project directories (default: here), and the errors; of a single one, raise its error.
 
     A shell expands `kernels-repo/*` to files and to directories without a `build.toml` too, which are left out.
     """
@@ -114,15 +114,15 @@ def of_each(directories: Sequence[Path], read: Callable[[Path], _Result]) -> dic
     if others:
         names = some_of([path.name for path in others], _NAMES)
         click.secho(f"skipped, without a build.toml: {names}", fg="yellow", err=True)
-    results: dict[Path, _Result | ConfigError] = {}
+    results, errors = {}, {}
     for path in (path for path in paths if path not in others):
         try:
             results[path] = read(path)
         except ConfigError as error:
             if len(paths) == len(others) + 1:
                 raise
-            results[path] = error
-    return results
+            errors[path] = error
+    return results, errors
 
 
 def _exit(number: int, frame: FrameType | None) -> NoReturn:

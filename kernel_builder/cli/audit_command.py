@@ -127,16 +127,11 @@ def _details(audited: AuditedVariant) -> None:
 
 
 def _kernels(audited: AuditedVariant) -> None:
-    """Print the kernels by template, for each list of architectures."""
-    groups: dict[tuple[str, ...], Counter[str]] = {}
-    for declaration, archs in audited.kernels.items():
-        name = re.split("[<(]", declaration.replace("(anonymous namespace)::", ""))[0].split()[-1]
-        groups.setdefault(archs, Counter())[name] += 1
-    for archs, names in groups.items():
-        where = f"for {', '.join(archs)}" if archs else "of sources whose code is compressed"
-        where = "for every architecture" if len(archs) == len(audited.device_code) else where
-        lines = [f"{name} ({number})" if number > 1 else name for name, number in names.items()]
-        _section(f"{counted(names.total(), 'kernel')} {where}", lines)
+    """Print the kernels by template, with their number."""
+    names = (declaration.replace("(anonymous namespace)::", "") for declaration in audited.kernels)
+    templates = Counter(re.split("[<(]", name)[0].split()[-1] for name in names)
+    lines = [f"{name} ({number})" if number > 1 else name for name, number in templates.items()]
+    _section(counted(len(audited.kernels), "kernel"), lines)
 
 
 def _section(title: str, lines: Sequence[str]) -> None:

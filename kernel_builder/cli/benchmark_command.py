@@ -9,14 +9,12 @@ from typing import Any
 
 import click
 
-from kernel_builder.cli.shared_options import directory_argument
-from kernel_builder.measure import plot, tables
+from kernel_builder.cli.shared_options import directory_argument, table
+from kernel_builder.measure import tables
 from kernel_builder.measure.results import BenchmarkReport
 from kernel_builder.measure.workloads import DEVICES, DTYPES
 from kernel_builder.progress import shown
 from kernel_format.errors import ToolchainError
-
-_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 def _items(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
@@ -25,15 +23,18 @@ def _items(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 
 def _print(report: BenchmarkReport) -> None:
     click.echo(f"{report.kernel}, {report.variant}, on {tables.machine(report)}\n")
-    for heading, rows in tables.groups(report.rows):
-        click.secho(f"{heading}: us a call (share of copy speed)", bold=True)
-        click.echo(tables.as_text(tables.times(rows)) + "\n")
+    shown = {
+        f"{heading}: us a call (share of copy speed)": tables.times(rows)
+        for heading, rows in tables.groups(report.rows)
+    }
     if report.hosts:
-        click.secho("host overhead: us a call", bold=True)
-        click.echo(tables.as_text(tables.hosts(report.hosts)) + "\n")
+        shown["host overhead: us a call"] = tables.hosts(report.hosts)
     if report.rows:
-        click.secho("geometric means", bold=True)
-        click.echo(tables.as_text(tables.summary(report.rows)) + "\n")
+        shown["geometric means"] = tables.summary(report.rows)
+    for heading, rows in shown.items():
+        click.secho(heading, bold=True)
+        table(rows)
+        click.echo()
     for note in tables.notes(report):
         click.echo(note)
 
@@ -66,15 +67,14 @@ def _print(report: BenchmarkReport) -> None:
     type=click.Choice(["device", "host"]),
     help="Measure only device times, or only host overhead. [default: both]",
 )
-@click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Save the results to FILE, after each row.")
 @click.option(
-    "--plot",
-    "plot_file",
-    type=_FILE,
+    "--json",
+    "json_file",
+    type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Plot the shares of copy speed; the suffix selects the format (.svg, .png, .pdf).",
+    help="Save the results to FILE, after each row.",
 )
-def benchmark(directory: Path, json_file: Path | None, plot_file: Path | None, **options: Any) -> None:
+def benchmark(directory: Path, json_file: Path | None, **options: Any) -> None:
     """Measure a built kernel and compare it with its peers.
 
     DIR is the project (default: here), and DIR/benchmarks/benchmark.py declares the operations and shapes. Each result
@@ -86,14 +86,10 @@ def benchmark(directory: Path, json_file: Path | None, plot_file: Path | None, *
     \b
     kernel-builder benchmark kernels/rmsnorm
     kernel-builder benchmark kernels/rmsnorm --against compile,liger --shapes 1x4096x2048,*x*x128
-    kernel-builder benchmark kernels/rmsnorm --json rmsnorm.json --plot rmsnorm.svg
+    kernel-builder benchmark kernels/rmsnorm --json rmsnorm.json
     """
-    # The errors of output files come before the measurements.
-    for file in filter(None, (json_file, plot_file)):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    if plot_file:
-        with plot.reproducible(str(plot_file)):
-            pass
+    if json_file:
+        json_file.parent.mkdir(parents=True, exist_ok=True)  # its errors come before the measurements
     try:
         from kernel_builder.measure.run import run
     except ModuleNotFoundError as error:
@@ -105,7 +101,5 @@ def benchmark(directory: Path, json_file: Path | None, plot_file: Path | None, *
     with shown(sys.stderr) as progress:
         report = run(directory, command=command, json_file=json_file, progress=progress, **options)
     _print(report)
-    if plot_file:
-        plot.save(report, plot_file)
     if report.wrong():
         sys.exit(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import click
 
 from kernel_builder.backends.tools import CudaCompiler
 from kernel_builder.checks import CheckReport
-from kernel_builder.checks import summary as checks_summary
+from kernel_builder.checks.findings import summary_lines
 from kernel_builder.cli import report_error
 from kernel_builder.cli.shared_options import (
     allow_option,
@@ -37,6 +37,7 @@ from kernel_format.cache_directory import shared_cache
 
 _ERRORS = 5  # printed in full
 _NAMED = 3  # variants named in a message; the rest is counted
+_OTHER_TORCH = "these packages passed all other checks; they load on a machine with a matching Torch"
 
 
 def run(request: BuildRequest, toolchains: Callable[[Progress], Toolchains]) -> BuildSummary:
@@ -52,9 +53,7 @@ def print_summary(summary: BuildSummary) -> None:
         if built.checks:
             reports.setdefault(built.project, {})[built.variant] = built.checks
     for project, project_reports in reports.items():
-        for line in checks_summary.lines(
-            project_reports, "warning", f"`kernel-builder check-builds {project}` lists all"
-        ):
+        for line in summary_lines(project_reports, "warning", f"`kernel-builder check-builds {project}` lists all"):
             click.secho(line if line.startswith(" ") else f"warning: {project}: {line}", fg="yellow")
     for title, text in summary.warnings.items():
         click.secho(f"warnings from {title}:", fg="yellow", err=True)
@@ -63,9 +62,12 @@ def print_summary(summary: BuildSummary) -> None:
         report_error(error, as_json=False)
     if summary.errors[_ERRORS:]:
         click.echo(f"... and {len(summary.errors) - _ERRORS} more errors; `--json` lists all", err=True)
-    _print_unavailable(summary)
+    missing = ((f"{m.project}/{m.variant}" if m.variant else m.project, m.reason, m.hint) for m in summary.unavailable)
+    _print_reasons("not built", missing)
     _print_table(summary)
-    _print_skipped(summary)
+    # Other skipped checks do not apply to the package.
+    skipped = ((b.variant, b.skipped_checks["load"]) for b in summary.packages if b.skipped_checks.get("load"))
+    _print_reasons("not loaded here", ((*each, _OTHER_TORCH if " Torch here: " in each[1] else "") for each in skipped))
     binaries = len({built.module for built in summary.packages if any(built.path.glob(f"{built.module}.*so"))})
     sandbox = summary.sandbox.get("load")
     click.echo(
@@ -75,28 +77,15 @@ def print_summary(summary: BuildSummary) -> None:
     )
 
 
-def _print_unavailable(summary: BuildSummary) -> None:
-    """Print the variants that this machine cannot build, once for each reason."""
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for missing in summary.unavailable:
-        name = f"{missing.project}/{missing.variant}" if missing.variant else missing.project
-        reasons.setdefault((missing.reason, missing.hint), []).append(name)
-    for (reason, hint), names in reasons.items():
-        click.secho(f"not built: {some_of(names, _NAMED)}: {reason}", fg="yellow")
+def _print_reasons(label: str, reasons: Iterable[tuple[str, str, str]]) -> None:
+    """Print variants, each reason and its hint once."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for name, reason, hint in dict.fromkeys(reasons):
+        names.setdefault((reason, hint), []).append(name)
+    for (reason, hint), listed in names.items():
+        click.secho(f"{label}: {some_of(listed, _NAMED)}: {reason}", fg="yellow")
         if hint:
             click.echo(f"    {hint}")
-
-
-def _print_skipped(summary: BuildSummary) -> None:
-    """Print why packages were not loaded, once for each reason. Other skipped checks do not apply to the package."""
-    reasons: dict[str, list[str]] = {}
-    for built in summary.packages:
-        if reason := built.skipped_checks.get("load"):
-            reasons.setdefault(reason, []).append(built.variant)
-    for reason, names in reasons.items():
-        click.secho(f"not loaded here: {some_of(list(dict.fromkeys(names)), _NAMED)}: {reason}", fg="yellow")
-    if any(" Torch here: " in reason for reason in reasons):
-        click.echo("    these packages passed all other checks; they load on a machine with a matching Torch")
 
 
 def _print_table(summary: BuildSummary) -> None:

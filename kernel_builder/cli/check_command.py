@@ -1,20 +1,17 @@
-"""`kernel-builder check-abi`, `check-builds` and `hash`."""
+"""`kernel-builder check-builds` and `hash`."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Iterable
-from contextlib import nullcontext
 from pathlib import Path
 
 import click
 
 from kernel_builder import checks
-from kernel_builder.checks.binaries import policy_names
-from kernel_builder.cli.shared_options import ReleaseType, allow_option, cross_python_option, json_option
+from kernel_builder.cli.shared_options import allow_option, json_option
 from kernel_builder.config.project_files import read_project
-from kernel_builder.config.variant import Release
 from kernel_format.errors import CheckError
 from kernel_format.tree_digest import hash_tree
 
@@ -25,59 +22,9 @@ _DIRECTORY = click.argument(
 
 @click.command()
 @_DIRECTORY
-@click.option(
-    "-m",
-    "--manylinux",
-    default=checks.AbiPolicy.manylinux,
-    show_default=True,
-    type=click.Choice(policy_names()),
-    metavar="POLICY",
-    help="The oldest C and C++ runtime to load on.",
-)
-@click.option(
-    "-p",
-    "--python-abi",
-    default=str(checks.AbiPolicy.python),
-    show_default=True,
-    type=ReleaseType(),
-    metavar="VERSION",
-    help="The oldest Python to load in.",
-)
-@click.option(
-    "--torch-stable-abi",
-    type=ReleaseType(),
-    metavar="VERSION",
-    help="The oldest Torch to load in by its stable ABI.  [default: the release in a variant's name]",
-)
-@json_option
-def check_abi(
-    directory: Path, manylinux: str, python_abi: Release, torch_stable_abi: Release | None, as_json: bool
-) -> None:
-    """Check the ABI of every shared object under DIR.
-
-    If DIR has a directory build, the objects under DIR/build are checked. The checks compare the symbols that an object
-    needs with those of the oldest C library, Python and Torch that it must load in.
-
-    \b
-    kernel-builder check-abi kernels/rmsnorm
-    kernel-builder check-abi some/directory --manylinux manylinux_2_34 --python-abi 3.11
-    """
-    policy = checks.AbiPolicy(manylinux, python_abi, torch_stable_abi)
-    root = directory / "build" if (directory / "build").is_dir() else directory
-    holders = sorted({path.parent for path in root.rglob("*.so") if path.is_file()})
-    if not holders:
-        raise CheckError(
-            "there is no shared object to check", where=str(root), hint=f"build it: kernel-builder build {directory}"
-        )
-    _print_reports((checks.run(holder, only=checks.ABI_CHECKS, policy=policy) for holder in holders), as_json)
-
-
-@click.command()
-@_DIRECTORY
 @allow_option
-@cross_python_option
 @json_option
-def check_builds(directory: Path, allow: tuple[str, ...], cross_python: Path | None, as_json: bool) -> None:
+def check_builds(directory: Path, allow: tuple[str, ...], as_json: bool) -> None:
     """Run all checks on every package under DIR/build.
 
     `build` and `upload` run the same checks.
@@ -88,9 +35,7 @@ def check_builds(directory: Path, allow: tuple[str, ...], cross_python: Path | N
     checks.require_allowable(allow)
     packages = packages_of(directory)
     project = read_project(directory) if (directory / "build.toml").is_file() else None
-    with checks.ProbeProcess(str(cross_python)) if cross_python else nullcontext() as cross_probe:
-        loaders = checks.Loaders(cross_probe=cross_probe)
-        _print_reports(checks.run_all(packages, allow=allow, project=project, loaders=loaders), as_json)
+    _print_reports(checks.run_all(packages, allow=allow, project=project), as_json)
 
 
 @click.command()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -40,21 +39,24 @@ def check_config(directories: tuple[Path, ...], as_json: bool) -> None:
     kernel-builder check-config kernels/rmsnorm
     kernel-builder check-config kernels/*
     """
-    results = of_each(directories, _read)
-    projects = [project for project in results.values() if isinstance(project, Project)]
-    ok = len(projects) == len(results)
+    projects, errors = of_each(directories, _read)
     if as_json:
-        listed = [
-            {"directory": str(path), "ok": True, "project": json_value(result, "_")}
-            if isinstance(result, Project)
-            else {"directory": str(path), "ok": False, "error": result.as_dict()}
-            for path, result in results.items()
-        ]
-        click.echo(json.dumps({"ok": ok, "projects": listed}))
+        answers = {path: {"ok": True, "project": json_value(project, "_")} for path, project in projects.items()}
+        answers |= {path: {"ok": False, "error": error.as_dict()} for path, error in errors.items()}
+        listed = [{"directory": str(path), **answers[path]} for path in sorted(answers)]
+        click.echo(json.dumps({"ok": not errors, "projects": listed}))
     else:
-        print_notices(projects)
-        _print_table(results)
-    if not ok:
+        print_notices(list(projects.values()))
+        rows = [("project", "version", "framework", "backends")]
+        for project in projects.values():
+            backends = ", ".join(map(str, project.backends))
+            rows.append((project.name, str(project.version), project.framework.table, backends))
+        for path, error in errors.items():
+            report_error(error, as_json=False)
+            rows.append((path.name, "error", "", ""))
+        table(rows)
+        click.echo(f"{len(projects)} of {counted(len(rows) - 1, 'project')} accepted")
+    if errors:
         raise SystemExit(ConfigError.exit_code)
 
 
@@ -62,22 +64,6 @@ def _read(path: Path) -> Project:
     project = read_project(path)
     compile_steps.check(project)
     return project
-
-
-def _print_table(results: Mapping[Path, Project | ConfigError]) -> None:
-    """Print one row for each project, after the errors."""
-    rows = [("project", "version", "framework", "backends")]
-    for path, result in results.items():
-        if isinstance(result, Project):
-            rows.append(
-                (result.name, str(result.version), result.framework.table, ", ".join(map(str, result.backends)))
-            )
-        else:
-            report_error(result, as_json=False)
-            rows.append((path.name, "error", "", ""))
-    table(rows)
-    accepted = sum(isinstance(result, Project) for result in results.values())
-    click.echo(f"{accepted} of {counted(len(results), 'project')} accepted")
 
 
 @click.command()
@@ -95,15 +81,13 @@ def update_build(directories: tuple[Path, ...], check: bool, license: str | None
     kernel-builder update-build kernels/* --check
     kernel-builder update-build old-kernel --license apache-2.0
     """
-    results = of_each(directories, lambda directory: _update(directory / FILE, license, write=not check))
-    failed = [error for error in results.values() if isinstance(error, ConfigError)]
-    for error in failed:
+    updated, failed = of_each(directories, lambda directory: _update(directory / FILE, license, write=not check))
+    for error in failed.values():
         report_error(error, as_json=False)
-    changed = [path for path, result in results.items() if result is True]
+    changed = sum(updated.values())
     done = "would be converted" if check else "converted"
-    click.echo(
-        f"{len(changed)} of {counted(len(results), 'file')} {done}" + (f", {len(failed)} failed" if failed else "")
-    )
+    files = counted(len(updated) + len(failed), "file")
+    click.echo(f"{changed} of {files} {done}" + (f", {len(failed)} failed" if failed else ""))
     if failed:
         raise SystemExit(ConfigError.exit_code)
     if check and changed:
@@ -117,15 +101,11 @@ def _update(path: Path, license: str | None, *, write: bool) -> bool:
     build_toml.from_document(toml_file.parse(new, str(path)), str(path), path.parent)
     if old == new:
         return False
-    _show_difference(old.splitlines(), new.splitlines(), str(path))
+    colours = {"+": "green", "-": "red"}
+    for line in difflib.unified_diff(old.splitlines(), new.splitlines(), str(path), str(path), lineterm=""):
+        click.secho(line, fg=colours.get(line[0]))
     if write:
         real = Path(os.path.realpath(path))
         mark = "\ufeff" if real.read_bytes().startswith(b"\xef\xbb\xbf") else ""
         write_atomically(real, mark + new, mode=real.stat().st_mode & 0o777)
     return True
-
-
-def _show_difference(old: Sequence[str], new: Sequence[str], name: str) -> None:
-    colours = {"+": "green", "-": "red"}
-    for line in difflib.unified_diff(old, new, name, name, lineterm=""):
-        click.secho(line, fg=colours.get(line[0]))

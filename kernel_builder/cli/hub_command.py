@@ -60,9 +60,9 @@ def import_(
 ) -> None:
     """Copy a kernel of another Hub, or all kernels of an organization.
 
-    They go to the Hub at --endpoint. All digests are compared before anything is sent. Each branch that differs gets
-    one commit; unchanged files are not downloaded. The command prints nothing if nothing is new, and can be repeated
-    at any time, for example by cron. The other Hub is read without a token.
+    They go to the Hub at --endpoint. All digests of a branch are compared before it is sent. Each branch that differs
+    gets one commit; unchanged files are not downloaded. The command prints nothing if nothing is new, and can be
+    repeated at any time, for example by cron. The other Hub is read without a token.
 
     \b
     kernel-builder hub import kernels-community/rmsnorm --endpoint http://127.0.0.1:8000

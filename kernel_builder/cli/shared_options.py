@@ -10,7 +10,6 @@ import click
 
 from kernel_builder.config import known_backends
 from kernel_builder.config.ownership import VARIABLE
-from kernel_builder.config.variant import Release
 
 _Command = TypeVar("_Command")
 
@@ -24,18 +23,6 @@ def together(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _
         return command
 
     return add
-
-
-class ReleaseType(click.ParamType[Release]):
-    """A command line value of the form `major.minor`."""
-
-    name = "release"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Release:
-        try:
-            return Release.parse(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
 
 directory_argument = click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
@@ -67,20 +54,20 @@ public_shell_options = together(
     public_build_options, click.option("--max-jobs", "--cores", type=int, hidden=True, expose_value=False)
 )
 
-# Compilers and headers.
-cuda_home_option = click.option(
-    "--cuda-home",
-    type=click.Path(path_type=Path),
-    help="A CUDA toolkit to use for its version of CUDA. [default: $CUDA_HOME]",
+# Compilers and headers: arguments of `Toolchains`.
+toolchain_options = together(
+    click.option(
+        "--cuda-home",
+        type=click.Path(path_type=Path),
+        help="A CUDA toolkit to use for its version of CUDA. [default: $CUDA_HOME]",
+    ),
+    click.option(
+        "--cuda-compiler",
+        type=click.Choice(["nvcc", "clang"]),
+        help="Compile every CUDA variant with it. [default: nvcc, and clang for CUDA 12 without --cuda-home]",
+    ),
+    click.option("--offline", is_flag=True, help="Do not use the network; fail if something is missing."),
 )
-cuda_compiler_option = click.option(
-    "--cuda-compiler",
-    type=click.Choice(["nvcc", "clang"]),
-    help="Compile every CUDA variant with it. [default: nvcc, and clang for CUDA 12 without --cuda-home]",
-)
-offline_option = click.option("--offline", is_flag=True, help="Do not use the network; fail if something is missing.")
-# Arguments of `Toolchains`.
-toolchain_options = together(cuda_home_option, cuda_compiler_option, offline_option)
 
 
 # Checks of packages.
@@ -88,12 +75,6 @@ allow_option = click.option(
     "--allow", multiple=True, metavar="CHECK", help="Report the errors of this check as warnings; may be repeated."
 )
 load_option = click.option("--load/--no-load", default=True, help="Load each package that this machine can load.")
-cross_python_option = click.option(
-    "--cross-python",
-    type=click.Path(exists=True, dir_okay=False, executable=True, path_type=Path),
-    metavar="PROGRAM",
-    help="A Python of another platform with Torch and the client, run by qemu-user, to load its packages with.",
-)
 
 
 def table(rows: Sequence[Sequence[str]]) -> None:

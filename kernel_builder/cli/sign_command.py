@@ -1,17 +1,24 @@
-"""`kernel-builder sign`."""
+"""`kernel-builder sign` and `verify`."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
 from kernel_builder.cli.check_command import packages_of
-from kernel_builder.cli.shared_options import directory_argument, json_option
+from kernel_builder.cli.shared_options import directory_argument, json_option, origins
+from kernel_builder.hub import verification
 from kernel_builder.hub.signing import sign as write_signatures
+from kernel_builder.hub.verification import VariantVerdict
+from kernel_builder.progress import shown
+from kernel_format.errors import VerificationError
 from kernel_format.signatures import read_private_key
 
 
@@ -49,7 +56,7 @@ def sign(directory: Path, key_file: Path | None, as_json: bool) -> None:
     packages = packages_of(directory)
     signed = write_signatures(packages, identity_token=os.environ.get("SIGSTORE_ID_TOKEN"), key=key)
     if as_json:
-        click.echo(json.dumps(signed.as_dict()))
+        click.echo(json.dumps(asdict(signed)))
         return
     for name in signed.signed:
         click.echo(f"signed     {name}")
@@ -57,3 +64,56 @@ def sign(directory: Path, key_file: Path | None, as_json: bool) -> None:
         click.echo(f"unchanged  {name}")
     if signed.identity:
         click.echo(f"as {signed.identity}")
+
+
+@click.command()
+@click.argument("name", metavar="REPO[@REVISION]")
+@click.option(
+    "--source",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="The kernel's project: rebuild it with an empty cache, and compare the bytes.",
+)
+@click.option(
+    "--signer",
+    "signers",
+    multiple=True,
+    metavar="URI|FILE",
+    help="A trusted workflow, or a file with a trusted public key; may be repeated. "
+    "[default: the workflows that the public client trusts]",
+)
+@click.option("--require-signature", is_flag=True, help="Fail if a variant has no signature.")
+@json_option
+def verify(name: str, as_json: bool, **options: Any) -> None:
+    """Check a published kernel.
+
+    The command downloads the packages, compares every file with the digest in the metadata, checks the signature as the
+    public client does, and prints the provenance. With --source, it also rebuilds each variant that this machine can
+    build, at the commit that the variant names and with an empty cache, and compares the bytes.
+
+    \b
+    kernel-builder verify kernels-community/rmsnorm@v1
+    kernel-builder verify kernels-community/rmsnorm@v1 --source kernels/rmsnorm
+    kernel-builder verify my-org/rmsnorm@v1 --signer signing.pub --require-signature
+    """
+    with shown(sys.stderr) as progress:
+        result = verification.verify(name, progress=progress, **options)
+    if as_json:
+        click.echo(json.dumps(result.as_dict(), indent=2))
+    else:
+        click.echo(f"{result.repo_id} at {result.revision}")
+        for verdict in result.variants:
+            _print_verdict(verdict)
+    if not result.ok:
+        sys.exit(VerificationError.exit_code)
+
+
+def _print_verdict(verdict: VariantVerdict) -> None:
+    good = click.style("good", fg="green") if verdict.ok else click.style("WRONG", fg="red")
+    click.echo(f"{good}  {verdict.variant}")
+    click.echo(f"  digest      {'; '.join(verdict.digest) or 'every file matches'}")
+    click.echo(f"  signature   {verdict.signature}")
+    for line in origins(verdict.provenance):
+        click.echo(line)
+    if verdict.rebuilt is not None:
+        click.echo(f"  rebuilt     {verdict.rebuilt}{': ' if verdict.differing else ''}{', '.join(verdict.differing)}")

@@ -1,11 +1,12 @@
-"""`kernel-builder upload` and `build-and-upload`."""
+"""`kernel-builder upload`, `build-and-upload`, `fill-card` and `wheel`."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 from huggingface_hub.utils import disable_progress_bars
@@ -14,6 +15,7 @@ from kernel_builder import pipeline
 from kernel_builder.cli import print_notices
 from kernel_builder.cli.build_command import print_summary, run
 from kernel_builder.cli.shared_options import (
+    allow_option,
     backends_option,
     build_jobs_option,
     directory_argument,
@@ -27,11 +29,15 @@ from kernel_builder.cli.shared_options import (
 )
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import this_platform
+from kernel_builder.hub import card
+from kernel_builder.hub.package_api import Api
+from kernel_builder.hub.packages import HubPackage
 from kernel_builder.hub.publication import API_CHANGE, UNTESTED, BranchResult, Published, PublishRequest
 from kernel_builder.hub.publish import publish
 from kernel_builder.plural import counted
 from kernel_builder.progress import Lines, Silent
 from kernel_builder.toolchain import Toolchains
+from kernel_builder.wheel import write_wheels
 from kernel_format.files import write_atomically
 
 _publish_options = together(
@@ -87,14 +93,14 @@ def upload(directory: Path, build: bool, quiet: bool, as_json: bool, output_json
     kernel-builder upload kernels/rmsnorm
     HF_ENDPOINT=http://127.0.0.1:8080 kernel-builder upload kernels/rmsnorm --owner me
     """
+    variants = None
+    if build:
+        built = (path.parent.name for path in sorted(directory.glob("build/[!.]*/metadata.json")))
+        variants = [name for name in built if not name.endswith("-linux") or name.endswith(this_platform())]
     if not quiet:
         print_notices([read_project(directory)])
-    request = PublishRequest(directory, **options)
-    if build:
-        built = sorted(path.parent.name for path in directory.glob("build/[!.]*/metadata.json"))
-        here = tuple(name for name in built if not name.endswith("-linux") or name.endswith(this_platform()))
-        _build(request, variants=here, quiet=quiet or as_json or output_json == Path())
-    _upload(request, quiet=quiet, as_json=as_json, output_json=output_json)
+    to_build = {"variants": tuple(variants)} if variants is not None else None
+    _upload(PublishRequest(directory, **options), to_build, quiet=quiet, as_json=as_json, output_json=output_json)
 
 
 @click.command()
@@ -113,35 +119,53 @@ def build_and_upload(quiet: bool, as_json: bool, output_json: Path | None, **opt
     \b
     kernel-builder build-and-upload kernels/rmsnorm --backend cuda
     """
-    for_build = {name: options.pop(name) for name in ("variants", "backends", "whole", "jobs")}
-    request = PublishRequest(**options)
-    _build(request, quiet=quiet or as_json or output_json == Path(), **for_build)
-    _upload(request, quiet=quiet, as_json=as_json, output_json=output_json)
+    to_build = {name: options.pop(name) for name in ("variants", "backends", "whole", "jobs")}
+    _upload(PublishRequest(**options), to_build, quiet=quiet, as_json=as_json, output_json=output_json)
 
 
-def _build(request: PublishRequest, *, quiet: bool, **options: Any) -> None:
-    """Build variants of the project, and exit if one of them fails."""
-    summary = run(
-        pipeline.BuildRequest(
+@click.command()
+@directory_argument
+@click.argument("output", metavar="[FILE]", default="-", type=click.File("w", encoding="utf-8"))
+def fill_card(directory: Path, output: TextIO) -> None:
+    """Print the card that `upload` would publish, or write it to FILE.
+
+    DIR is the project (default: here). The card is CARD.md, followed by the API and the variants of the packages in
+    DIR/build. The packages are read, not loaded.
+
+    \b
+    kernel-builder fill-card kernels/rmsnorm
+    """
+    project = read_project(directory)
+    packages = {path.parent.name: HubPackage(path.parent) for path in project.root.glob("build/[!.]*/metadata.json")}
+    api = packages[min(packages)].api if packages else Api({}, {})
+    output.write(card.render(project, project.hub_repo_id or f"org/{project.name}", packages, api))
+
+
+def _upload(
+    request: PublishRequest,
+    to_build: Mapping[str, Any] | None,
+    *,
+    quiet: bool,
+    as_json: bool,
+    output_json: Path | None,
+) -> None:
+    """Build the selected variants of the project, if any, and publish it; exit if one of them fails."""
+    as_json = as_json or output_json == Path()
+    silent = quiet or as_json
+    if to_build is not None:
+        wanted = pipeline.BuildRequest(
             directories=(request.directory,),
             owner=request.new_owner,
             load=request.load,
             allow=request.allowed_checks,
-            **options,
-        ),
-        lambda progress: Toolchains(progress=progress),
-    )
-    if not quiet:
-        print_summary(summary)
-    if summary.error:
-        if quiet:
-            raise summary.error
-        raise SystemExit(summary.error.exit_code)
-
-
-def _upload(request: PublishRequest, *, quiet: bool, as_json: bool, output_json: Path | None) -> None:
-    as_json = as_json or output_json == Path()
-    if quiet or as_json:
+            **to_build,
+        )
+        summary = run(wanted, lambda progress: Toolchains(progress=progress))
+        if not silent:
+            print_summary(summary)
+        if summary.error:
+            raise summary.error if silent else SystemExit(summary.error.exit_code)
+    if silent:
         disable_progress_bars()
     published = publish(request, Silent() if quiet else Lines(sys.stderr))
     if output_json and output_json != Path():
@@ -190,3 +214,40 @@ def _described(result: BranchResult, dry_run: bool) -> str:
         f"({result.bytes / 2**20:.1f} MiB), {result.unchanged} unchanged, {len(result.removed)} removed"
     )
     return f"{line}\n  {result.pull_request or result.url}" if result.url else line
+
+
+@click.command()
+@directory_argument
+@click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Where to write. [default: DIR/dist]")
+@click.option("--name", metavar="NAME", help="The name in the package index. [default: the name in build.toml]")
+@click.option(
+    "--version",
+    metavar="N.M",
+    help="The version in the package index; N is the version of build.toml. [default: N.0]",
+)
+@owner_option
+@load_option
+@allow_option
+@json_option
+def wheel(directory: Path, as_json: bool, **options: Any) -> None:
+    """Write wheels of a project, for pip and uv.
+
+    DIR is the project (default: here). A wheel has all packages of DIR/build for one platform, and selects one at
+    import by the rule of get_kernel. It needs Torch, but not the Hub's client. `wheel` runs the checks of `upload`
+    first. Equal packages give equal bytes.
+
+    A package index accepts each version once: pass the next one as --version. One process can use both
+    `import my_kernel` and get_kernel.
+
+    \b
+    kernel-builder build kernels/rmsnorm
+    kernel-builder wheel kernels/rmsnorm --version 1.3
+    pip install --no-deps kernels/rmsnorm/dist/rmsnorm-1.3-py3-none-manylinux_2_28_x86_64.whl
+    """
+    written = write_wheels(directory, Silent() if as_json else Lines(sys.stderr), **options)
+    if as_json:
+        click.echo(json.dumps({"wheels": [archive.as_dict() for archive in written]}, indent=2))
+    else:
+        for archive in written:
+            click.echo(f"wrote {archive.path}  ({archive.path.stat().st_size / 2**20:.2f} MiB)")
+            click.echo(f"  {', '.join(archive.variants)}; needs {', '.join(archive.requires)}")

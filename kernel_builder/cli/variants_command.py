@@ -61,10 +61,8 @@ def list_variants(
         several = len(directories) > 1
         paths = [path for path in directories or [Path()] if (path / FILE).exists() or not (several and path.exists())]
         directories = tuple(changed.touched(paths, changed_since, shared))
-    results = of_each(directories, read_project) if directories or changed_since is None else {}
-    projects = {path: project for path, project in results.items() if isinstance(project, Project)}
-    failed = [error for error in results.values() if isinstance(error, ConfigError)]
-    for error in failed:
+    projects, errors = of_each(directories, read_project) if directories or changed_since is None else ({}, {})
+    for error in errors.values():
         report_error(error, as_json=False)
     print_notices(list(projects.values()))
     if runners:
@@ -80,8 +78,8 @@ def list_variants(
         if as_json:
             click.echo(json.dumps(rows, indent=2))
         else:
-            _print(rows, several=len(results) > 1)
-    if failed:
+            _print(rows, several=len(projects) + len(errors) > 1)
+    if errors:
         raise SystemExit(ConfigError.exit_code)
 
 

@@ -58,3 +58,11 @@ class Variant(variant.Variant):
                 hint=f"it compiles for {', '.join(known_backends.COMPILED)} on {' and '.join(PLATFORMS)}",
             )
         return Variant(parsed.framework, backend, parsed.release, parsed.platform)
+
+    @staticmethod
+    def find(name: str) -> Variant | None:
+        """Read a variant's directory name as `parse` does, and return None for any other name."""
+        try:
+            return Variant.parse(name)
+        except VariantError:
+            return None

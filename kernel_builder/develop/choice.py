@@ -1,19 +1,20 @@
-"""Selects the variant to develop or test if the user does not name one."""
+"""Selects the variant to develop or test if the user does not name one, and builds for the installed Torch."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from kernel_builder.checks.load import rejections
 from kernel_builder.config.project import Project
+from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import FullAbi, Noarch, Release, Variant, this_platform
+from kernel_builder.pipeline import BuildRequest, build
 from kernel_builder.steps import buildable
 from kernel_builder.toolchain import Toolchains
 from kernel_format import metadata
-from kernel_format.errors import PackageError, ToolchainError, VariantError
+from kernel_format.errors import BuildError, PackageError, ToolchainError, VariantError
 
 TORCH_INDEX = "https://download.pytorch.org/whl"
 _NONE = Release(0, 0)
@@ -67,11 +68,8 @@ def built(project: Project, name: str | None) -> Variant:
 
 def built_variants(directory: Path) -> list[Variant]:
     """Return the variants that have a package in a project's `build`."""
-    variants = []
-    for file in sorted((directory / "build").glob(f"*/{metadata.NAME}")):
-        with suppress(VariantError):
-            variants.append(Variant.parse(file.parent.name))
-    return variants
+    names = sorted(file.parent.name for file in (directory / "build").glob(f"*/{metadata.NAME}"))
+    return [variant for name in names if (variant := Variant.find(name))]
 
 
 def loadable(variants: Sequence[Variant]) -> list[Variant]:
@@ -101,3 +99,46 @@ def newest(variants: Sequence[Variant]) -> Variant:
         return variant.backend.preference, variant.release or _NONE, torch
 
     return max(variants, key=rank)
+
+
+def build_for_device(directory: Path, backend: str, *, capabilities: Sequence[str] = (), load: bool = True) -> None:
+    """Build the variants of one backend that the installed Torch loads, or all of them if it loads none.
+
+    Args:
+        directory: The project. The packages are written to its `build/`.
+        backend: "cpu" or "cuda".
+        capabilities: Compile only for these; empty for the capabilities of the project.
+        load: Whether to load the package as a check, which imports Torch.
+
+    Raises:
+        KernelBuilderError: If the project cannot be built, or a package does not pass its checks.
+    """
+    toolchains = Toolchains()
+    variants, _ = buildable.available(read_project(directory), toolchains, backends=(backend,))
+    chosen = variants if len(variants) == 1 else loadable(variants) or variants
+    names = tuple(variant.name for variant in chosen)
+    summary = build(BuildRequest((directory,), names, capabilities=tuple(capabilities), load=load), toolchains)
+    if summary.failures:
+        raise summary.failures[0].errors[0]
+    if not summary.packages:
+        raise BuildError(
+            f"this machine cannot build any {backend} variant of the project",
+            where=str(directory),
+            hint=f"add a [kernel] with backend = {backend!r}",
+        )
+
+
+def require_built(directory: Path, backend: str) -> None:
+    """Check that a project has a package of one backend that the installed Torch loads.
+
+    Raises:
+        VariantError: If it has none.
+    """
+    built = [variant for variant in built_variants(directory) if variant.backend.name == backend]
+    if not loadable(built):
+        names = ", ".join(variant.name for variant in built) or "none"
+        raise VariantError(
+            f"there is no package for {backend} that this machine loads (built: {names})",
+            where=str(directory / "build"),
+            hint="build for the Torch and the CUDA of this machine",
+        )

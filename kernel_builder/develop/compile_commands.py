@@ -55,17 +55,18 @@ def write(project: Project, variants: Sequence[Variant], toolchains: Toolchains,
 
 def entry(step: CompileStep) -> dict[str, Any]:
     """Return the entry of a step, with absolute paths."""
-    argv = [_located(argument, step.project) for argument in with_paths(step.argv, step.roots)]
+
+    def located(match: re.Match[str]) -> str:  # the project stands in place of the step's `src`
+        return f"{match[1] or ''}{step.project}"
+
+    argv = [
+        f"-I{_TEMPLATES}" if argument == "-Ibuilder" else re.sub(r"^(-I)?src(?=/|$)", located, argument)
+        for argument in with_paths(step.argv, step.roots)
+    ]
     source = str(step.project / step.source)
     of_gxx = [argument for argument in argv if not _DROPPED.match(argument)]
     command = of_gxx if step.compiler is GXX else [*_of_clang(argv, step.roots), source]
     return {"directory": str(step.project), "file": source, "arguments": command}
-
-
-def _located(argument: str, project: Path) -> str:
-    """Return an argument with the project in place of the step's `src`, and the builder's headers for `builder`."""
-    located = re.sub(r"^(-I)?src(?=/|$)", lambda match: f"{match[1] or ''}{project}", argument)
-    return f"-I{_TEMPLATES}" if located == "-Ibuilder" else located
 
 
 def _of_clang(argv: Sequence[str], roots: Mapping[str, Path]) -> list[str]:

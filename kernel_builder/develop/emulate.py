@@ -7,21 +7,22 @@ public client loads its package, so that tests and their choice of a device do n
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+
+import tomlkit
 
 from kernel_builder import backends
 from kernel_builder.backends import CompiledBackend
 from kernel_builder.config.project import HEADER_SUFFIXES, Kernel, Project, TorchFramework
+from kernel_builder.develop.choice import build_for_device
 from kernel_builder.develop.emulated_sources import REPLACED_HEADERS, translate
-from kernel_builder.develop.local_build import build_for_device
 from kernel_format.errors import ConfigError
 
 _TEMPLATES = Path(__file__).parents[1] / "templates" / "emulator"
@@ -150,7 +151,7 @@ def _renamed(name: str) -> str:
 def _build_toml(
     project: Project, framework: TorchFramework, kernels: Sequence[Kernel], defines: tuple[str, ...], warp_size: int
 ) -> str:
-    general: dict[str, object] = {
+    general = {
         "name": project.name,
         "version": project.version,
         "license": project.license,
@@ -158,43 +159,34 @@ def _build_toml(
         "backends": ["cpu"],
         "python-depends": list(project.python_depends),
     }
-    torch: dict[str, object] = {
+    torch = {
         "stable-abi": str(min(framework.stable_abi.values())),
         "include": [*framework.include, _DIRECTORY],
         "src": list(framework.src),
         # A binding is compiled for each size of a warp, and computes little.
         "cxx-flags": [*_kept(framework.cxx_flags), *defines, "-O0"],
     }
-    lines = [*_table("general", general), *_table("torch", torch)]
-    for kernel in kernels:
-        flags = [*_kept((*kernel.cxx_flags, *kernel.cuda_flags, *kernel.hip_flags)), *defines, *FLAGS]
-        values = {
+    tables = {
+        kernel.name: {
             "language": "cpp-cpu",
             "depends": list(kernel.depends),
             "include": [*kernel.include, _DIRECTORY],
-            "cxx-flags": flags,
+            "cxx-flags": [*_kept((*kernel.cxx_flags, *kernel.cuda_flags, *kernel.hip_flags)), *defines, *FLAGS],
             "src": [_renamed(name) for name in kernel.src],
         }
-        lines += _table(f"kernel.{kernel.name}", values)
+        for kernel in kernels
+    }
     # Objects of the project are the same for each warp size.
-    own = {
+    tables["emulator_of_kernel_builder"] = {
         "language": "cpp-cpu",
         "depends": [],
         "include": [_DIRECTORY],
         "cxx-flags": [*defines, f"-DEMULATED_WARP_SIZE={warp_size}"],
         "src": [f"{_DIRECTORY}/{name}" for name in SOURCES],
     }
-    lines += _table("kernel.emulator_of_kernel_builder", own)
-    return "\n".join(lines)
+    return tomlkit.dumps({"general": general, "torch": torch, "kernel": tables})
 
 
 def _kept(flags: Sequence[str]) -> list[str]:
     """Return the flags that mean the same to every compiler."""
     return [flag for flag in flags if flag.startswith(("-D", "-U", "-std=", "--std="))]
-
-
-def _table(name: str, values: Mapping[str, object]) -> Iterator[str]:
-    yield f"[{name}]"
-    for key, value in values.items():
-        yield f"{key} = {json.dumps(value)}"  # of numbers, texts and lists of texts, JSON is TOML
-    yield ""

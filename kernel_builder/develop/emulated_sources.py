@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from kernel_builder.checks.ops import split_list
 from kernel_format.errors import ConfigError
 
 # The first lines of every source, and of device sources, for which nvcc and hipcc include CUDA's and HIP's headers.
@@ -61,7 +62,7 @@ def _dynamic(match: re.Match[str]) -> str:
 
 def _static(match: re.Match[str]) -> str:
     """Return declarations of references to shared memory, where each variable has a fixed offset."""
-    alignment, declared = match[1], _split(match[2])
+    alignment, declared = match[1], split_list(match[2])
     if not (first := _FIRST_VARIABLE.fullmatch(declared[0])):
         return match[0]
     of_type = " ".join(first[1].split())
@@ -72,18 +73,6 @@ def _static(match: re.Match[str]) -> str:
         for variable in variables
     ]
     return " ".join(references) + "\n" * match[0].count("\n")
-
-
-def _split(text: str) -> list[str]:
-    """Split at the commas outside of brackets."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character in "([{<") - (character in ")]}>")
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
 
 
 def _closing(text: str, at: int) -> int:

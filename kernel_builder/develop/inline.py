@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kernel_builder import inline_project
 from kernel_builder.backends.cuda.releases import capability_key, runs_on
 from kernel_builder.config import known_backends
-from kernel_builder.develop.local_build import build_for_device
+from kernel_builder.develop.choice import build_for_device
 from kernel_format.cache_directory import default_cache
 from kernel_format.errors import ConfigError, VariantError
 from kernel_format.files import write_atomically
@@ -54,13 +54,16 @@ def load(
         ConfigError: If the source does not have a function of that name.
         BuildError: If the source does not compile; the message has the compiler's output.
     """
+    import torch
+
     text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
     names = [functions] if isinstance(functions, str) else list(functions)
     by_name = {names[0]: fakes} if callable(fakes) else dict(fakes or {})
     if unknown := [name for name in by_name if name not in names]:
         raise ConfigError(f"{unknown[0]!r} is not one of the loaded functions ({', '.join(names)})", where="fakes")
     package = _package(f"#line 1\n{text}", names)  # the compiler's messages have the lines of the source
-    _register_fakes(package, by_name)
+    for name, fake in by_name.items():
+        torch.library.register_fake(getattr(package, name).name(), fake, allow_override=True)
     loaded = {name: getattr(package, name) for name in names}
     return loaded[functions] if isinstance(functions, str) else SimpleNamespace(**loaded)
 
@@ -96,10 +99,3 @@ def _check_device(project: Path, capabilities: Sequence[str]) -> None:
             where="kernel_builder.load",
             hint="use a compiler that knows the capability: `kernel-builder doctor` lists the CUDA releases",
         )
-
-
-def _register_fakes(package: Any, fakes: Mapping[str, Fake]) -> None:
-    import torch
-
-    for name, fake in fakes.items():
-        torch.library.register_fake(getattr(package, name).name(), fake, allow_override=True)

@@ -17,7 +17,7 @@ from kernel_builder.config.variant import Noarch, StableAbi, TvmFfiAbi, Variant
 from kernel_builder.hub.package_api import Api
 from kernel_builder.hub.packages import HubPackage
 from kernel_format import front_matter
-from kernel_format.errors import ConfigError, VariantError
+from kernel_format.errors import ConfigError
 
 # Separates the author's text from the generated sections, so that a published card can be published again.
 _MARK = "<!-- What follows is written by kernel-builder. -->"
@@ -42,10 +42,12 @@ def render(
     front.setdefault("library_name", "kernels")
     front.setdefault("license", project.license)
     front["tags"] = list(dict.fromkeys([*(front.get("tags") or []), "kernel"]))
+    load = f'{project.python_name} = get_kernel("{repo_id}", version={project.version})'
+    usage = f"## Use\n\n```python\nfrom kernels import get_kernel\n\n{load}\n```"
     parts = [
         body,
         _MARK,
-        *([] if "get_kernel(" in body else [_usage(project, repo_id)]),
+        *([] if "get_kernel(" in body else [usage]),
         _api(api),
         _variants(packages),
         _build(project, repo_id, packages, note),
@@ -74,11 +76,6 @@ def _source_card(project: Project) -> tuple[dict[str, Any], str]:
             hint="expected YAML between two lines of `---`",
         ) from error
     return {key: value for key, value in values.items() if value is not None}, body.partition(_MARK)[0].strip()
-
-
-def _usage(project: Project, repo_id: str) -> str:
-    load = f'{project.python_name} = get_kernel("{repo_id}", version={project.version})'
-    return f"## Use\n\n```python\nfrom kernels import get_kernel\n\n{load}\n```"
 
 
 def _api(api: Api) -> str:
@@ -121,9 +118,7 @@ def _variants(packages: Mapping[str, HubPackage]) -> str:
 
 def requirements(name: str) -> dict[str, str]:
     """Return the versions of Torch and of the back end that a variant needs; empty for an unknown variant."""
-    try:
-        variant = Variant.parse(name)
-    except VariantError:
+    if (variant := Variant.find(name)) is None:
         return {}
     backend = variant.backend
     framework = variant.framework
@@ -142,14 +137,14 @@ def _build(project: Project, repo_id: str, packages: Mapping[str, HubPackage], n
     for name, package in sorted(packages.items()):
         sources, builder = package.provenance["kernel"], package.provenance["kernel-builder"]
         origin = _commit(sources) or _NONE, _commit(builder) or builder.get("version") or _NONE
-        builds.setdefault((*origin, package.compiler or _NONE), []).append(name)
+        builds.setdefault(origin, []).append(name)
     links = [*(("Upstream", url) for url in project.upstream), ("Source", project.source)]
     lines = [
         f"## Build\n\nLicense: {project.license}.",
         *(f"{label}: <{address}>." for label, address in links if address),
         "",
-        "| variants | sources | builder | host compiler |",
-        "| --- | --- | --- | --- |",
+        "| variants | sources | builder |",
+        "| --- | --- | --- |",
         *(f"| {_list(names)} | {' | '.join(origin)} |" for origin, names in builds.items()),
     ]
     metadata = {name: package.metadata for name, package in sorted(packages.items())}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kernel_builder import checks, elf
-from kernel_builder.checks import summary
+from kernel_builder import checks
+from kernel_builder.checks.findings import summary_lines
 from kernel_builder.config import known_backends
 from kernel_builder.config.project import Backend, Project
 from kernel_builder.hub import package_api
@@ -85,16 +84,6 @@ class HubPackage:
             old, new = (replace(api, ops={name: api.ops[name] for name in both}) for api in (old, new))
         return old.differences(new)
 
-    @cached_property
-    def compiler(self) -> str | None:
-        """The name and version of the host compiler, from the binary's `.comment` section."""
-        for binary in sorted(self.directory.rglob("*.so")):
-            with suppress(elf.Unreadable):
-                for text in (elf.section(binary, ".comment") or b"").split(b"\0"):
-                    if text.startswith((b"GCC", b"clang")):
-                        return text.decode("utf-8", "replace")
-        return None
-
 
 def named_backend(variant: str) -> Backend:
     """Return the back end in a variant's name, or the preferred one if the name has none."""
@@ -119,7 +108,6 @@ def checked_packages(
     directories = [path for path in sorted(build.glob("[!.]*")) if path.is_dir()]
     if not directories:
         raise CheckError("there is no package", where=str(build), hint=again.replace("rebuild", "build"))
-    _refuse_limited(directories, project)
     checks.require_allowable(allow)
     reports: dict[str, checks.CheckReport] = {}
     checked = checks.run_all(directories, load=load, allow=allow, project=project)
@@ -127,7 +115,7 @@ def checked_packages(
         progress.say(f"checking {directory.name}")
         reports[directory.name] = next(checked)
     if not all(report.ok for report in reports.values()):
-        lines = summary.lines(reports, "error", f"`kernel-builder check-builds {project.root}` lists all")
+        lines = summary_lines(reports, "error", f"`kernel-builder check-builds {project.root}` lists all")
         raise CheckError(
             "packages fail their checks:\n  " + "\n  ".join(lines),
             where=str(build),
@@ -154,20 +142,15 @@ def without_untested(packages: Mapping[str, HubPackage], hint: str) -> dict[str,
     return kept
 
 
-def _refuse_limited(directories: Sequence[Path], project: Project) -> None:
-    for directory in directories:
-        if only := HubPackage(directory).metadata.only_capabilities:
+def _check_agreement(project: Project, packages: Mapping[str, HubPackage], again: str) -> None:
+    """Raise unless all packages are of this project, load the same kernels and have all capabilities."""
+    for package in packages.values():
+        if only := package.metadata.only_capabilities:
             raise PackageError(
                 f"the package was built with --capability {', '.join(only)}; expected all of the project's",
-                where=str(directory),
-                hint=f"build without --capability: kernel-builder build {project.root} --variant {directory.name}",
+                where=str(package.directory),
+                hint=f"build without --capability: kernel-builder build {project.root} --variant {package.variant}",
             )
-
-
-def _check_agreement(project: Project, packages: Mapping[str, HubPackage], again: str) -> None:
-    """Raise unless all packages are of this project, load the same kernels and have one API."""
-    first = next(iter(packages.values()))
-    for package in packages.values():
         depends = (*project.kernel_depends, *project.backend_kernel_depends.get(package.backend, ()))
         loads = {str(depend.get("repo-id")) for depend in package.metadata.kernel_depends}
         for key, actual, expected in (
@@ -182,13 +165,6 @@ def _check_agreement(project: Project, packages: Mapping[str, HubPackage], again
                     where=str(package.directory / "metadata.json"),
                     hint=again,
                 )
-        differences = first.differences(package)
-        if differences:
-            raise PackageError(
-                f"its API differs from that of {first.variant}:\n  " + "\n  ".join(differences),
-                where=str(package.directory),
-                hint=f"the packages were built from different sources; {again}",
-            )
 
 
 def _check_sources(project: Project, packages: Mapping[str, HubPackage], again: str) -> None:

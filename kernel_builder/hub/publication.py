@@ -112,11 +112,7 @@ class Published:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as `--json` prints it."""
-
-        def with_dashes(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-            return {key.replace("_", "-"): value for key, value in fields}
-
-        return asdict(self, dict_factory=with_dashes)
+        return asdict(self, dict_factory=lambda fields: {key.replace("_", "-"): value for key, value in fields})
 
     def as_public_summary(self) -> dict[str, Any]:
         """Return the result with the keys of the public tool's `--output-json` beside those of `as_dict`."""

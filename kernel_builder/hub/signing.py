@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kernel_builder.hub.packages import HubPackage
 from kernel_format.errors import CheckError, VerificationError
@@ -34,10 +33,6 @@ class Signed:
     identity: str | None
     signed: tuple[str, ...]
     unchanged: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the result as `--json` prints it."""
-        return asdict(self)
 
 
 def sign(packages: Sequence[Path], *, identity_token: str | None = None, key: PrivateKey | None = None) -> Signed:
@@ -119,21 +114,15 @@ def _signatures(contents: Sequence[bytes], raw_token: str) -> tuple[str, list[st
     from sigstore.oidc import IdentityToken
     from sigstore.sign import SigningContext
 
-    token = _call_sigstore(lambda: IdentityToken(raw_token), "read the identity token")
-    config = _call_sigstore(ClientTrustConfig.production, "fetch Sigstore's roots of trust")
-
-    def signed() -> list[str]:
-        with SigningContext.from_trust_config(config).signer(token) as signer:
-            return [signer.sign_artifact(content).to_json() for content in contents]
-
-    return token.identity, _call_sigstore(signed, "sign")
-
-
-def _call_sigstore(function: Callable[[], Any], action: str) -> Any:
-    """Call Sigstore, and turn any exception into an error: it also raises exceptions of its dependencies."""
+    action = "read the identity token"
     try:
-        return function()
-    except Exception as error:
+        token = IdentityToken(raw_token)
+        action = "fetch Sigstore's roots of trust"
+        config = ClientTrustConfig.production()
+        action = "sign"
+        with SigningContext.from_trust_config(config).signer(token) as signer:
+            return token.identity, [signer.sign_artifact(content).to_json() for content in contents]
+    except Exception as error:  # Sigstore also raises exceptions of its dependencies
         raise VerificationError(
             f"cannot {action}: {str(error) or type(error).__name__}",
             where="sigstore",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,8 +70,8 @@ def copy_kernels(
 ) -> tuple[tuple[Transferred, ...], tuple[KernelBuilderError, ...]]:
     """Copy the branches of another Hub's repositories that differ; unchanged files are not transferred.
 
-    A repository's changes are verified before any of them is sent. A failure concerns one repository: the others are
-    copied. The call can be repeated after an error, and several processes may copy the same repositories.
+    A branch is verified before any of it is sent. A failure concerns one repository: the others are copied. The call
+    can be repeated after an error, and several processes may copy the same repositories.
 
     Args:
         repo_ids: The repositories of the other Hub, which are read without a token.
@@ -100,45 +100,60 @@ def copy_kernels(
 def _copy(source: RemoteRepository, target: RemoteRepository, max_bytes: int, progress: Progress) -> Transferred:
     if not (branches := source.branches()):
         raise HubError("there is no such repository, or it is private", where=source.url)
-    commits = dict(target.branches())
-    listed = {name: source.files(commit) for name, commit in branches.items()}
-    fetched: dict[str, dict[str, Content]] = {}  # of the branches that differ
-    with temporary_directory() as temporary:
-        for number, name in enumerate(sorted(branches, key=lambda name: (name != "main", name))):
-            present = target.files(commits[name]) if name in commits else {}
-            needed = _needed(listed[name], present)
-            if name not in commits or needed or present.keys() - listed[name].keys():
-                progress.say(f"{source.repo_id}@{name} ({branches[name][:12]})")
-                known = sum(content.size for contents in fetched.values() for content in contents.values())
-                size = known + sum(remote.size for remote in needed.values())
-                _require_space(size, max_bytes, f"{source.repo_id}@{name}")
-                fetched[name] = _fetch(source, name, branches[name], needed, temporary / str(number))
-        if fetched:
-            target.require_write()
-            target.create(private=False)
-        updated = []
-        for name, contents in fetched.items():
-            message = f"{source.repo_id}@{name} at {branches[name][:12]}, from {source.api.endpoint}"
-            publish = partial(_publish_branch, target, name, listed[name], contents, message)
-            commits[name], is_new = retried(publish, progress)
-            updated += [name] if is_new else []
-    sizes = {content.sha256: content.size for contents in fetched.values() for content in contents.values()}
-    heads = {name: commits[name] for name in branches}
-    return Transferred(target.repo_id, heads, updated, len(sizes), sum(sizes.values()))
+    commits: dict[str, str] = {}
+    updated: list[str] = []
+    sizes: dict[str, int] = {}  # of the transferred contents
+    for name in sorted(branches, key=lambda name: (name == "main", name)):  # sources follow their packages
+        limit = max_bytes - sum(sizes.values())
+        copy = partial(_copy_branch, source, target, name, branches[name], limit, progress)
+        commits[name], contents = retried(copy, progress)
+        if contents is not None:
+            updated.append(name)
+            sizes |= {content.sha256: content.size for content in contents}
+    return Transferred(target.repo_id, commits, sorted(updated), len(sizes), sum(sizes.values()))
 
 
-def _require_space(size: int, most: int, where: str) -> None:
-    if size > most:
+def _copy_branch(
+    source: RemoteRepository, target: RemoteRepository, name: str, commit: str, limit: int, progress: Progress
+) -> tuple[str, Collection[Content] | None]:
+    """Copy a branch as one commit, and return its commit, and the contents; None if the branches are equal."""
+    listed, head = source.files(commit), target.branches().get(name)
+    present = target.files(head) if head else {}
+    needed = _needed(listed, present)
+    if head and not needed and not present.keys() - listed.keys():
+        return head, None
+    where = f"{source.repo_id}@{name}"
+    progress.say(f"{where} ({commit[:12]})")
+    if (size := sum(remote.size for remote in needed.values())) > limit:
         raise VerificationError(
-            f"there are {size / 1e9:.1f} GB; at most {most / 1e9:.1f} GB are transferred without asking",
+            f"there are {size / 1e9:.1f} GB more; at most {limit / 1e9:.1f} GB are transferred without asking",
             where=where,
             hint=f"--max-size {math.ceil(size / 1e9)} permits them, if the disk has the space",
         )
+    target.require_write()
+    with temporary_directory() as directory:
+        contents = _fetch(source, where, commit, needed, directory)
+        created = False
+        if head is None:
+            target.create(private=False)
+            created = name not in target.branches()
+            target.create_branch(name)
+            head = target.branches()[name]
+            present = target.files(head)
+        add = {path: content for path, content in contents.items() if not content.is_in(present.get(path))}
+        delete = sorted(present.keys() - listed.keys())
+        if add or delete:
+            message = f"{where} at {commit[:12]}, from {source.api.endpoint}"
+            head = target.commit(name, head, add=add, delete=delete, message=message).oid
+        elif not created:
+            return head, None
+    return head, contents.values()
 
 
 def _needed(listed: Mapping[str, RemoteFile], present: Mapping[str, RemoteFile]) -> dict[str, RemoteFile]:
     """Return the files to download: those that differ, and all files of their packages, which are verified whole."""
-    differing = {path for path in {*listed, *present} if not _is_equal(listed.get(path), present.get(path))}
+    ours, theirs = ({(path, r.size, r.identity) for path, r in files.items()} for files in (listed, present))
+    differing = {path for path, *_ in ours ^ theirs}
     packages = {package for path in differing if (package := _package_of(path)) is not None}
     return {path: remote for path, remote in listed.items() if path in differing or _package_of(path) in packages}
 
@@ -148,15 +163,10 @@ def _package_of(path: str) -> str | None:
     return parts[1] if parts[0] == "build" and len(parts) > 2 else None
 
 
-def _is_equal(one: RemoteFile | None, other: RemoteFile | None) -> bool:
-    return one is not None and other is not None and (one.size, one.identity) == (other.size, other.identity)
-
-
 def _fetch(
-    repository: RemoteRepository, branch: str, commit: str, listed: Mapping[str, RemoteFile], directory: Path
+    repository: RemoteRepository, where: str, commit: str, listed: Mapping[str, RemoteFile], directory: Path
 ) -> dict[str, Content]:
     """Download listed files, and compare them with the listing and their packages with their digests."""
-    where = f"{repository.repo_id}@{branch}"
     repository.download_into(directory, commit, listed)
     contents = {path: Content(directory / path) for path in listed}
     for path, remote in listed.items():
@@ -171,30 +181,3 @@ def _fetch(
                 hint="publish the kernel again",
             )
     return contents
-
-
-def _publish_branch(
-    target: RemoteRepository,
-    name: str,
-    listed: Mapping[str, RemoteFile],
-    fetched: Mapping[str, Content],
-    message: str,
-) -> tuple[str, bool]:
-    """Commit the files that differ to a branch, and return its commit, and whether the branch has changed.
-
-    Files that were not fetched were equal before; if another publisher has changed one, the copy fails.
-    """
-    created = name not in target.branches()
-    if created:
-        target.create_branch(name)
-    head = target.branches()[name]
-    present = target.files(head)
-    add = {path: content for path, content in fetched.items() if not content.is_in(present.get(path))}
-    delete = [path for path in present if path not in listed]
-    others = listed.keys() - fetched.keys()
-    if not all(_is_equal(listed[path], present.get(path)) for path in others):
-        hint = "run the same command again"
-        raise HubError(f"another publisher changes the branch {name}", where=target.url, hint=hint)
-    if not add and not delete:
-        return head, created
-    return target.commit(name, head, add=add, delete=delete, message=message).oid, True

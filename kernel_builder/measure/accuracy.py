@@ -1,9 +1,15 @@
-"""The error of results against float64, compared with the error of eager PyTorch in the same dtype."""
+"""Whether results are correct: their error against float64, beside eager PyTorch's, and memory left unwritten.
+
+A result of `torch.empty` has the content of memory that was freed before, which may be the reference's own result. So
+allocations are filled before a kernel gets them.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -58,3 +64,42 @@ def fault(ours: Sequence[Deviation], eager: Sequence[Deviation], factor: float) 
         if not result.ulps <= factor * allowed.ulps + _SLACK_ULPS:
             return f"{which} is {result.ulps:.2g} ulps at the worst element, eager's is at most {allowed.ulps:.2g}"
     return None
+
+
+POISON = 0x7F
+"""The byte that fills memory. As float32 and bfloat16 it is 3.4e38, as float16 not a number, as an integer large."""
+
+_M_PERTURB = -6  # of mallopt, in glibc's <malloc.h>
+_BLOCKS = 4  # of each size, for a kernel that allocates several
+_LARGE = 1 << 30
+
+
+@contextmanager
+def poisoned(device: str, sizes: Iterable[int] = ()) -> Iterator[None]:
+    """Fill the memory that is allocated in this context, or that was freed before it, with `POISON`.
+
+    On the CPU, glibc fills all that `malloc` returns, except for blocks of up to 1 KB that the same thread has freed.
+    On a GPU, the free blocks of Torch's allocator are filled that fit the sizes.
+
+    Args:
+        device: "cpu" or "cuda".
+        sizes: Bytes of the tensors that the kernel is expected to allocate; used on a GPU only.
+    """
+    if device != "cpu":
+        held = [
+            torch.full((size,), POISON, dtype=torch.uint8, device=device)
+            for size in sizes
+            for _ in range(_BLOCKS if size < _LARGE else 1)
+        ]
+        del held
+        yield
+        return
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt"):
+        yield
+        return
+    try:
+        libc.mallopt(_M_PERTURB, POISON ^ 0xFF)  # glibc fills with the complement
+        yield
+    finally:
+        libc.mallopt(_M_PERTURB, 0)

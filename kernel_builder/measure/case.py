@@ -9,10 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
-from kernel_builder.measure.accuracy import deviation, fault
-from kernel_builder.measure.estimates import estimate
-from kernel_builder.measure.poison import poisoned
-from kernel_builder.measure.results import COPY, OURS, YARDSTICK, HostOverhead, Point, Row
+from kernel_builder.measure.accuracy import deviation, fault, poisoned
+from kernel_builder.measure.results import COPY, OURS, YARDSTICK, HostOverhead, Point, Row, estimate
 from kernel_builder.measure.timing import Call, Clock, Run, host_series, interleaved, sets_needed
 from kernel_format.errors import MeasureError
 
@@ -130,14 +128,9 @@ def measure(workload: Any, row: Row, functions: Mapping[str, Function], clock: C
         workload: The instance that makes inputs on the device.
         row: Names the point; receives bytes, errors, faults and times (seconds).
         functions: Implementation name -> function; the kernel is `OURS`.
-        clock: Times series of calls on the device.
+        clock: Times series of calls on the device; the caller is in its context.
         rounds: Samples of each time.
     """
-    with clock.context():
-        _measure(workload, row, functions, clock, rounds)
-
-
-def _measure(workload: Any, row: Row, functions: Mapping[str, Function], clock: Clock, rounds: int) -> None:
     point = row.point
     cases = [Case(workload, point.passes, point.shape)]
     returned = tensors(workload.eager(*cases[0].inputs))

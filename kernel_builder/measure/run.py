@@ -6,11 +6,13 @@ import contextlib
 import datetime
 import gc
 import json
+import multiprocessing
 import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,10 @@ import torch
 
 from kernel_builder.config.project_files import read_project
 from kernel_builder.measure import workloads
-from kernel_builder.measure.case import Function, measure, measure_host
-from kernel_builder.measure.compiled import compile_ahead, compiled
+from kernel_builder.measure.case import Case, Function, measure, measure_host, tensors
 from kernel_builder.measure.results import COMPILE, COPY, EAGER, OURS, BenchmarkReport, HostOverhead, Point, Row
 from kernel_builder.measure.timing import clock
+from kernel_builder.measure.workloads import load, make
 from kernel_builder.progress import Progress, Silent
 from kernel_format.errors import ConfigError, VariantError
 
@@ -87,7 +89,8 @@ def run(
         with _functions(workload, point, peers[point.operation]) as functions:
             if done <= len(todo):
                 report.rows.append(row := Row(point))
-                measure(workload, row, functions, timer, rounds)
+                with timer.context():
+                    measure(workload, row, functions, timer, rounds)
                 progress.advance("measuring", done, len(todo), detail=f"{point}: {_verdict(row)}")
             else:
                 report.hosts.append(host := HostOverhead(point))
@@ -223,3 +226,47 @@ def _driver() -> str | None:
     except OSError:
         return None
     return done.stdout.split("\n", 1)[0].strip() or None
+
+
+@contextlib.contextmanager
+def compiled(function: Function) -> Iterator[Function]:
+    """Compile a function with torch.compile for the first shape that it is called with."""
+    import torch._dynamo
+    import torch._functorch.config
+
+    torch._dynamo.reset()  # otherwise later shapes compile as dynamic ones, or not at all
+    # A backward pass is timed many times after one forward pass, so it must not reuse the saved buffers.
+    with torch._functorch.config.patch(donated_buffer=False):
+        yield torch.compile(function, dynamic=False)
+
+
+def compile_ahead(
+    project: Path, points: Sequence[Point], peers: Collection[str], device: str, jobs: int
+) -> Iterator[Point]:
+    """Compile the peers for all points in `jobs` processes; yield each point when it is done, even if it failed."""
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(jobs, len(points)), context, _start)
+    try:
+        futures = {pool.submit(_compile, project, point, peers, device): point for point in points}
+        for future in as_completed(futures):
+            yield futures[future]
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start() -> None:
+    # The workers are the parallelism; a further pool in each takes longer to start than to compile.
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+
+
+def _compile(project: Path, point: Point, peers: Collection[str], device: str) -> None:
+    declared = load(project)[point.operation]
+    workload = make(declared, None, device, point.dtype)
+    case = Case(workload, point.passes, point.shape)
+    with compiled(workload.eager) as function:
+        case.prepare(tensors(function(*case.inputs)))
+        case.results(function)
+    for name, factory in declared.peers.items():
+        if name in peers:
+            with contextlib.suppress(Exception):  # reported when the point is measured
+                case.results(factory())

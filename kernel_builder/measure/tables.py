@@ -37,28 +37,23 @@ def times(rows: Sequence[Row]) -> Table:
     For the kernel there are also the 95 % interval of that share, and the gigabytes that it moves per second.
     """
     names = implementations(rows)
-    table = [["shape", "MB", COPY, *names, "best peer / ours"]]
-    table[0][4:4] = ["95%", "GB/s"]
+    table = [["shape", "MB", COPY, *names[:1], "95%", "GB/s", *names[1:], "best peer / ours"]]
     for row in rows:
         cells = [shape_name(row.point.shape), _figures(row.bytes / 1e6) if row.bytes else "-"]
         cells.append(_figures(row.times[COPY].median * 1e6) if COPY in row.times else "-")
         for name in names:
             if name in row.times:
-                cells.append(f"{_figures(row.times[name].median * 1e6)} ({row.shares[name].median:.2f})")
+                share = row.shares[name]
+                cells.append(f"{_figures(row.times[name].median * 1e6)} ({share.median:.2f})")
             else:
                 cells.append("WRONG" if name == OURS else "failed" if name in row.faults else "-")
+            if name == OURS:
+                known = name in row.times
+                cells.append(f"{share.low:.2f}-{share.high:.2f}" if known else "-")
+                cells.append(f"{row.bytes / row.times[name].median / 1e9:.0f}" if known else "-")
         best = row.best_peer()
-        cells.append(f"{best[1].median:.2f} ({best[0]})" if best else "-")
-        cells[4:4] = _precision(row)
-        table.append(cells)
+        table.append([*cells, f"{best[1].median:.2f} ({best[0]})" if best else "-"])
     return table
-
-
-def _precision(row: Row) -> list[str]:
-    if OURS not in row.times:
-        return ["-", "-"]
-    share = row.shares[OURS]
-    return [f"{share.low:.2f}-{share.high:.2f}", f"{row.bytes / row.times[OURS].median / 1e9:.0f}"]
 
 
 def hosts(measured: Sequence[HostOverhead]) -> Table:
@@ -100,17 +95,6 @@ def notes(report: BenchmarkReport) -> list[str]:
             f"95% intervals of times: half are within {widths[len(widths) // 2]:.1%}, all within {widths[-1]:.1%}"
         )
     return lines
-
-
-def as_text(table: Table) -> str:
-    """Format a table for a terminal: aligned columns, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = []
-    for cells in table:
-        first, *others = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        others = [cell.rstrip().rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join([first, *others]).rstrip())
-    return "\n".join(lines)
 
 
 def as_markdown(table: Table) -> str:

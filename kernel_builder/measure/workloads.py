@@ -115,9 +115,11 @@ def points(
             )
     unused = dict.fromkeys(shapes)
     selected: dict[Point, None] = {}
+    every: dict[tuple[int, ...], None] = {}
     for operation, workload in workloads.items():
         for name, declared in workload.shapes.items():
             chosen = here = [tuple(shape) for shape in declared.get(device, ())]
+            every |= dict.fromkeys(here)
             if shapes:
                 fitting = {text: _fitting(text, here, len(workload.small)) for text in shapes}
                 chosen = [shape for each in fitting.values() for shape in each]
@@ -125,12 +127,9 @@ def points(
             for dtype in dtypes:
                 selected.update({Point(operation, name, shape, dtype): None for shape in chosen})
     if unused:
-        sizes = sorted({len(workload.small) for workload in workloads.values()})
-        raise ConfigError(
-            f"{next(iter(unused))!r} fits no operation on {device}; they take {' or '.join(map(str, sizes))} sizes, "
-            f"and declare {_some(workloads, device)}",
-            where="--shapes",
-        )
+        listed = some_of(list(map(shape_name, every)), 6) or "none"
+        message = f"{next(iter(unused))!r} fits no operation on {device}; they declare {listed}"
+        raise ConfigError(message, where="--shapes")
     if not selected:
         raise ConfigError(f"no shape is declared for {device}", where="benchmarks/benchmark.py")
     return list(selected)
@@ -142,13 +141,3 @@ def _fitting(text: str, declared: Sequence[tuple[int, ...]], sizes: int) -> list
         return [shape for shape in declared if fnmatch.fnmatch(shape_name(shape), text)]
     shape = tuple(map(int, text.split("x")))
     return [shape] if len(shape) == sizes else []
-
-
-def _some(workloads: Mapping[str, type[Any]], device: str) -> str:
-    shapes = {
-        shape_name(shape): None
-        for workload in workloads.values()
-        for declared in workload.shapes.values()
-        for shape in declared.get(device, ())
-    }
-    return some_of(list(shapes), 6) or "none"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kernel_builder import checks
 from kernel_builder.checks import CheckReport, ProbeProcess
-from kernel_builder.checks import summary as checks_summary
+from kernel_builder.checks.findings import summary_lines
 from kernel_builder.checks.torch_build import may_load, torch_versions
 from kernel_builder.config import offered
 from kernel_builder.config.notices import notices
@@ -261,7 +261,8 @@ class _Run:
             load=self.request.load,
             allow=self.request.allow,
             project=selection.project,
-            loaders=checks.Loaders(probe, others=others),
+            probe=probe,
+            others=others,
         )
         reports = []
         for number, target in enumerate(targets, 1):
@@ -305,7 +306,7 @@ def _refusal(selection: Selection, refused: Mapping[str, CheckReport], number: i
         advice = "correct the project, and build again"
     return CheckError(
         f"checks refuse {len(refused)} of {counted(number, 'package')} ({', '.join(sorted(names))}):\n  "
-        + "\n  ".join(checks_summary.lines(refused, "error", "`--json` lists all")),
+        + "\n  ".join(summary_lines(refused, "error", "`--json` lists all")),
         where=str(selection.project.root),
         hint=f"{state} in {selection.destination}; {advice}",
     )

@@ -62,26 +62,34 @@ class PortedExtension:
     cxx_flags: tuple[str, ...]
     cuda_flags: tuple[str, ...]
     capabilities: tuple[str, ...]
-    stable_abi: str | None
+    targets: tuple[str, ...]  # Torch releases
 
 
 class TableReader:
-    """Converts one extension; `left_out` collects the arguments that its table does not have.
+    """Converts one extension.
 
     Args:
+        left_out: Collects the arguments that the table does not have.
         has_other: Whether the extension has a table for another backend too.
     """
 
     def __init__(
-        self, root: Path, run: SetupRun, extension: Mapping[str, Any], backend: str, *, has_other: bool
+        self,
+        root: Path,
+        run: SetupRun,
+        extension: Mapping[str, Any],
+        backend: str,
+        left_out: list[Remark],
+        *,
+        has_other: bool,
     ) -> None:
         self.root = root
         self.run = run
         self.line = int(extension["line"])
         self.arguments: Mapping[str, Any] = extension["arguments"]
         self.backend = backend
+        self.left_out = left_out
         self.has_other = has_other
-        self.left_out: list[Remark] = []
         self._own: dict[str, None] = {}
         self._capabilities: dict[str, bool] = {}
         self._targets: dict[str, None] = {}
@@ -93,7 +101,7 @@ class TableReader:
         for key in sorted(given.keys() - _READ):
             if given[key] not in ([], {}, None, ""):
                 reason = _WITHOUT_KEY.get(key, "build.toml has no such key")
-                self._leave_out(f"{key} = {self._shown(given[key])}: {reason}")
+                self._leave_out(f"{key} = {_shown(given[key])}: {reason}")
         if given.get("py_limited_api"):
             self._own["py_limited_api"] = None
         src = self._sources(given["sources"])
@@ -102,16 +110,14 @@ class TableReader:
         flags = given["extra_compile_args"]
         flags = flags if isinstance(flags, dict) else {"cxx": flags, "nvcc": flags}
         for key in sorted(flags.keys() - {"cxx", "nvcc"}):
-            self._leave_out(
-                f"extra_compile_args[{key!r}] = {self._shown(flags[key])}: the builder has no such compiler"
-            )
+            self._leave_out(f"extra_compile_args[{key!r}] = {_shown(flags[key])}: the builder has no such compiler")
         include = [*self._paths("include_dirs", given["include_dirs"], Path.is_dir)]
         cxx = self._flags("cxx", [*macros, *self._texts("extra_compile_args", flags.get("cxx"))], include)
         nvcc: tuple[str, ...] = ()
         if self.backend == "cuda":
             nvcc = self._flags("nvcc", [*macros, *self._texts("extra_compile_args", flags.get("nvcc"))], include)
         elif flags is given["extra_compile_args"] and flags.get("nvcc") and not self.has_other:
-            self._leave_out(f"extra_compile_args['nvcc'] = {self._shown(flags['nvcc'])}: there are no CUDA sources")
+            self._leave_out(f"extra_compile_args['nvcc'] = {_shown(flags['nvcc'])}: there are no CUDA sources")
         for architecture in filter(None, re.split("[ ;,]+", self.run.architectures)):
             number, _, ptx = architecture.partition("+")
             self._capabilities.setdefault(number.replace(".", ""), bool(ptx))
@@ -127,27 +133,18 @@ class TableReader:
             cxx_flags=cxx,
             cuda_flags=nvcc,
             capabilities=tuple(self._named_capabilities()) if self.backend == "cuda" else (),
-            stable_abi=self._stable_abi(),
+            targets=tuple(self._targets),
         )
 
     def _leave_out(self, text: str) -> None:
         self.left_out.append(Remark(self.line, text))
-
-    def _shown(self, value: Any) -> str:
-        """Return a value as text, with the directories of the sandbox replaced by their meaning."""
-        text = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-        return (
-            text.replace(self.run.root, ".")
-            .replace(f"{self.run.home}/torch", "TORCH")
-            .replace(self.run.home, "CUDA_HOME")
-        )
 
     def _texts(self, key: str, value: Any) -> Iterator[str]:
         for item in value if isinstance(value, (list, tuple)) else [value] if value else []:
             if isinstance(item, str) and "<unknown " not in item:
                 yield item
             else:
-                self._leave_out(f"{key}: {self._shown(item)} has no value here")
+                self._leave_out(f"{key}: {_shown(item)} has no value here")
 
     def _sources(self, value: Any) -> tuple[str, ...]:
         listed = list(self._paths("sources", value, Path.is_file))
@@ -170,11 +167,10 @@ class TableReader:
     def _paths(self, key: str, value: Any, exists: Any) -> Iterator[str]:
         """Yield the existing paths of a value, relative to the project."""
         for path in dict.fromkeys(self._texts(key, value)):
-            full = posixpath.normpath(posixpath.join(self.run.root, path))
-            relative = posixpath.relpath(full, self.run.root)
-            if full.startswith(self.run.home):
-                self._own[f"{key} {self._shown(full)}"] = None
-            elif relative.startswith(".."):
+            relative = posixpath.normpath(path)
+            if relative.startswith(("CUDA_HOME", "TORCH")):
+                self._own[f"{key} {relative}"] = None
+            elif relative.startswith(("..", "/")):
                 self._leave_out(f"{key}: {relative!r} is outside the directory of setup.py")
             elif not exists(self.root / relative):
                 self._leave_out(f"{key}: there is no {relative!r}; a git submodule, or written by setup.py?")
@@ -189,7 +185,7 @@ class TableReader:
                 case [str() as name, str() | int() as defined]:
                     yield f"-D{name}={defined}"
                 case _:
-                    self._leave_out(f"define_macros: {self._shown(macro)} is not a pair of a name and a value")
+                    self._leave_out(f"define_macros: {_shown(macro)} is not a pair of a name and a value")
 
     def _flags(self, key: str, flags: Sequence[str], include: list[str]) -> tuple[str, ...]:
         """Return the flags that `build` takes. Others become capabilities, a Torch release, or include directories."""
@@ -223,7 +219,7 @@ class TableReader:
             nvcc = tuple(option) if key == "nvcc" else ()
             CUDA.check_flags(self.root, "ported", Kernel("ported", known_backends.get("cuda"), (), (), cuda_flags=nvcc))
         except ConfigError as error:
-            self._leave_out(f"extra_compile_args[{key!r}] {self._shown(option)}: {error.message}")
+            self._leave_out(f"extra_compile_args[{key!r}] {_shown(option)}: {error.message}")
             return False
         return True
 
@@ -234,10 +230,9 @@ class TableReader:
             else:
                 self._leave_out(f"the architecture {number} is not a CUDA capability")
 
-    def _stable_abi(self) -> str | None:
-        if len(self._targets) > 1:
-            self._leave_out(f"TORCH_TARGET_VERSION has several values: {', '.join(self._targets)}")
-        return next(iter(self._targets)) if len(self._targets) == 1 else None
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _kernel_name(module: str) -> str:

@@ -97,17 +97,12 @@ def port(setup: Path, repo_id: str | None = None, words: Sequence[str] = (), san
     left_out = [Remark(*entry) for run in runs for entry in run.left_out]
     kernels: list[PortedExtension] = []
     for (run, extension), backend, has_other in _chosen(runs, left_out):
-        reader = TableReader(root, run, extension, backend, has_other=has_other)
-        table = reader.read()
-        left_out += reader.left_out
+        table = TableReader(root, run, extension, backend, left_out, has_other=has_other).read()
         if table.src:
             kernels.append(table)
         else:
-            left_out.append(Remark(reader.line, f"the extension {table.name!r}: it has no C++ or CUDA source"))
-    stable = _stable_abi(kernels)
-    for kernel in (kernel for kernel in kernels if kernel.stable_abi and kernel.backend not in stable):
-        text = f"TORCH_TARGET_VERSION differs between the extensions for {kernel.backend}: {kernel.stable_abi} here"
-        left_out.append(Remark(kernel.line, text))
+            left_out.append(Remark(table.line, f"the extension {table.name!r}: it has no C++ or CUDA source"))
+    stable = _stable_abi(kernels, left_out)
     assumed = _distinct(Remark(*entry) for run in runs for entry in run.assumed)
     if not kernels:
         reasons = dict.fromkeys([*failed, *(f"line {entry.line}: {entry.text}" for entry in (*left_out, *assumed))])
@@ -120,9 +115,10 @@ def port(setup: Path, repo_id: str | None = None, words: Sequence[str] = (), san
         )
     settings = _settings(root, next(run for run in runs if run.extensions).settings)
     name = _name(repo_id, settings.get("name"), root)
-    license = _license(settings.get("license"))
+    declared = settings.get("license")  # `apache-2.0` for `Apache 2.0`
+    license = re.sub(r"[^a-z0-9.+]+", "-", declared.lower()).strip("-") if isinstance(declared, str) else None
     depends, requirements = _python_depends(settings)
-    text = _render(name, repo_id, license, depends, kernels, left_out)
+    text = _render(name, repo_id, license, depends, kernels, stable, left_out)
     build_toml.from_document(toml_file.parse(text, build_toml.FILE), build_toml.FILE, root)
     package = f"torch-ext/{python_name(name)}/__init__.py"
     files = {build_toml.FILE: text}
@@ -184,7 +180,7 @@ def _differences(kept: _Declared, other: _Declared, skipped: str | None) -> Iter
     added = [text for text in dict.fromkeys(_flat(others["arguments"])) if text not in known]
     if added := [text for text in added if not (skipped and text.startswith(skipped))]:
         text = f"the extension {others['arguments']['name']!r} on {run.machine.title} only: {', '.join(added)}"
-        yield Remark(others["line"], text.replace(run.home, "CUDA_HOME").replace(run.root, "."))
+        yield Remark(others["line"], text)
 
 
 def _flat(value: Any, key: str = "") -> Iterator[str]:
@@ -231,11 +227,6 @@ def _name(repo_id: str | None, declared: Any, root: Path) -> str:
     return name if re.fullmatch(build_toml.NAME, name) else "my-kernel"
 
 
-def _license(declared: Any) -> str | None:
-    """Return the license of setup.py in the form of SPDX: `apache-2.0` for `Apache 2.0`."""
-    return re.sub(r"[^a-z0-9.+]+", "-", declared.lower()).strip("-") if isinstance(declared, str) else None
-
-
 def _distinctly_named(kernels: Sequence[PortedExtension]) -> Iterator[tuple[str, PortedExtension]]:
     numbers: Counter[str] = Counter()
     for kernel in kernels:
@@ -250,6 +241,7 @@ def _render(
     license: str | None,
     python_depends: Sequence[str],
     kernels: Sequence[PortedExtension],
+    stable: Mapping[str, str],
     left_out: Sequence[Remark],
 ) -> str:
     lines = ["Written by `kernel-builder port` from setup.py. The next steps are in docs/port.md."]
@@ -261,7 +253,6 @@ def _render(
         general["python-depends"] = list(python_depends)
     if repo_id:
         general["hub"] = {"repo-id": repo_id}
-    stable = _stable_abi(kernels)
     document = {
         "general": general,
         "torch": {"stable-abi": stable} if stable else {},
@@ -270,14 +261,19 @@ def _render(
     return "".join(f"# {' '.join(line.split())}\n" for line in lines) + tomlkit.dumps(document)
 
 
-def _stable_abi(kernels: Iterable[PortedExtension]) -> dict[str, str]:
+def _stable_abi(kernels: Iterable[PortedExtension], left_out: list[Remark]) -> dict[str, str]:
     """Return the oldest Torch release by backend, where all extensions of the backend have the same."""
-    releases: dict[str, set[str | None]] = {}
+    releases: dict[str, str] = {}
+    by_backend: dict[str, list[PortedExtension]] = {}
     for kernel in kernels:
-        releases.setdefault(kernel.backend, set()).add(kernel.stable_abi)
-    return {
-        backend: next(iter(found)) or "" for backend, found in releases.items() if len(found) == 1 and found != {None}
-    }
+        by_backend.setdefault(kernel.backend, []).append(kernel)
+    for backend, own in by_backend.items():
+        if len(own[0].targets) == 1 and all(kernel.targets == own[0].targets for kernel in own):
+            releases[backend] = own[0].targets[0]
+        elif targets := dict.fromkeys(target for kernel in own for target in kernel.targets):
+            text = f"TORCH_TARGET_VERSION differs between the extensions for {backend}: {', '.join(targets)}"
+            left_out.append(Remark(own[0].line, text))
+    return releases
 
 
 def _table(kernel: PortedExtension) -> dict[str, Any]:

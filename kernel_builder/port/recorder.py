@@ -31,7 +31,7 @@ _PARAMETERS = (
     *("runtime_library_dirs", "extra_objects", "extra_compile_args", "extra_link_args"),
 )
 environment = json.loads(sys.argv[1])
-cuda, gpu, home = environment["cuda"], environment["gpu"], environment["home"]
+cuda, gpu, home, root = (environment[name] for name in ("cuda", "gpu", "home", "root"))
 extensions: list[Extension] = []
 settings: dict[str, Any] = {}
 remarks: dict[tuple[int, str], None] = {}
@@ -50,7 +50,7 @@ def remark(text: str) -> None:
     frame: FrameType | None = sys._getframe(1)
     while frame and (frame.f_code.co_filename == __file__ or frame.f_globals["__name__"] in ("os", "collections.abc")):
         frame = frame.f_back
-    if frame and frame.f_code.co_filename.startswith(environment["root"]):
+    if frame and frame.f_code.co_filename.startswith(root):
         remarks[line(), text] = None
 
 
@@ -243,12 +243,15 @@ CONTENTS: dict[str, dict[str, Any]] = {
 
 
 def plain(value: Any) -> Any:
-    """Return a value of JSON's types."""
+    """Return a value of JSON's types, with paths relative to the project, or to TORCH and CUDA_HOME."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset, map, filter)):
         return [plain(item) for item in value]
-    return value if value is None or isinstance(value, (bool, int, float)) else str(value)
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    text = str(value).replace(f"{root}/", "").replace(root, ".")
+    return text.replace(f"{home}/torch", "TORCH").replace(home, "CUDA_HOME")
 
 
 def run(script: str) -> str | None:
@@ -277,8 +280,8 @@ def main() -> None:
     )
     os.environ.__class__ = Environment
     sys.argv = Arguments([environment["script"], *environment["arguments"]])
-    sys.path.insert(0, environment["root"])
-    os.chdir(environment["root"])
+    sys.path.insert(0, root)
+    os.chdir(root)
     error = run(environment["script"])
     listed = settings.pop("ext_modules", None) or []
     declared = listed if isinstance(listed, (list, tuple)) else [listed]

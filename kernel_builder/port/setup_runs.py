@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,19 +57,15 @@ class SetupRun:
 
     Attributes:
         error: The exception that ended the script, with its line; None for none.
-        root: The directory of the script in the sandbox.
-        home: The directory of the CUDA toolkit and of Torch in the sandbox.
     """
 
     machine: Machine
     error: str | None
-    root: str
-    home: str
-    settings: Mapping[str, Any]
-    architectures: str
-    extensions: Sequence[Mapping[str, Any]]
-    left_out: Sequence[tuple[int, str]]
-    assumed: Sequence[tuple[int, str]]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    architectures: str = ""
+    extensions: Sequence[Mapping[str, Any]] = ()
+    left_out: Sequence[tuple[int, str]] = ()
+    assumed: Sequence[tuple[int, str]] = ()
 
 
 def run_setup(setup: Path, words: Sequence[str] = (), sandbox: SandboxMode = "require") -> list[SetupRun]:
@@ -91,8 +87,11 @@ def run_setup(setup: Path, words: Sequence[str] = (), sandbox: SandboxMode = "re
         home = scratch / "cuda"
         tree = work_tree(setup.resolve().parent)
         root = _copy(tree, setup.resolve().parent, scratch / "project")
-        _write_programs(home / "bin", _CUDA_PROGRAMS)
-        _write_programs(scratch / "bin", _PROGRAMS)
+        for directory, outputs in ((home / "bin", _CUDA_PROGRAMS), (scratch / "bin", _PROGRAMS)):
+            directory.mkdir(parents=True)
+            for name, output in outputs.items():
+                (directory / name).write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\n")
+                (directory / name).chmod(0o755)
         request = {"script": str(root / setup.name), "root": str(root), "home": str(home), "arguments": arguments}
         return [_run(machine, request, variables, chosen, scratch, tree) for machine in MACHINES]
 
@@ -109,13 +108,6 @@ def _copy(tree: Path, directory: Path, to: Path) -> Path:
             if entry != child and entry.name != ".git":
                 (to / entry.relative_to(tree)).symlink_to(entry)
     return copy
-
-
-def _write_programs(directory: Path, outputs: Mapping[str, str]) -> None:
-    directory.mkdir(parents=True)
-    for name, output in outputs.items():
-        (directory / name).write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\n")
-        (directory / name).chmod(0o755)
 
 
 def _run(
@@ -147,7 +139,7 @@ def _run(
         if missing is None or missing[1] in absent:
             break
         absent.append(missing[1])
-    return SetupRun(machine, root=request["root"], home=home, **record)
+    return SetupRun(machine, **record)
 
 
 def _record(command: Sequence[str], environment: Mapping[str, str], scratch: Path) -> dict[str, Any]:
@@ -168,4 +160,4 @@ def _record(command: Sequence[str], environment: Mapping[str, str], scratch: Pat
         error = f"line 0: the process ended with status {done.returncode}" + (f": {lines[-1]}" if lines else "")
     except subprocess.TimeoutExpired:
         error = f"line 0: no result after {_SECONDS} s"
-    return {"error": error, "settings": {}, "architectures": "", "extensions": (), "left_out": (), "assumed": ()}
+    return {"error": error}

@@ -122,6 +122,18 @@ __device__ __forceinline__ Vector<T, kWidth> encode_all(const float (&values)[kW
   return vector;
 }
 
+// Hides the value of a vector of 16-bit elements from the compiler. Otherwise it keeps the decoded elements from one
+// use to the next, in twice the registers, which costs more than decoding them again.
+template <typename T, int kWidth>
+__device__ __forceinline__ void make_opaque(Vector<T, kWidth>& vector) {
+  if constexpr (sizeof(vector) >= 8 && sizeof(T) < sizeof(float)) {
+    typename Word<sizeof(vector)>::Type word;
+    memcpy(&word, &vector, sizeof(word));
+    hide(word);
+    memcpy(&vector, &word, sizeof(word));
+  }
+}
+
 #if defined(USE_ROCM)
 template <typename Word>
 __device__ __forceinline__ void store_word(Word* to, Word word) {

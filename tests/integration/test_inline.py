@@ -63,7 +63,7 @@ def test_functions_are_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*arguments: object, **options: object) -> None:
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr("kernel_builder.develop.local_build.build", forbidden)
+    monkeypatch.setattr("kernel_builder.develop.choice.build", forbidden)
     assert torch.equal(kernel_builder.load(SOURCE, ["scaled", "double_in_place", "copies"]).scaled(x, 1.0, None), x)
 
 

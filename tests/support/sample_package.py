@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from kernels_data import Digest, DigestAlgorithm
 
-from kernel_builder.checks import CHECKS, Finding, Loaders, ProbeProcess, run_all
+from kernel_builder.checks import CHECKS, Finding, ProbeProcess, run_all
 from kernel_builder.config.variant import Variant, this_platform
 
 TORCH = Path(torch.__file__).parent
@@ -118,5 +118,5 @@ def findings(package: Path, *only: str, probe: ProbeProcess | None = None) -> li
         probe: A process that loads the package; None for a new one, which imports Torch if a check asks it.
     """
     names = only or [name for name in CHECKS if name != "load"]
-    (report,) = run_all([package], only=names, loaders=Loaders(probe))
+    (report,) = run_all([package], only=names, probe=probe)
     return list(report.findings)

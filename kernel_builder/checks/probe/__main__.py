@@ -1,4 +1,4 @@
-"""The program that `probe_process.py` runs in a new process. It must not import the builder.
+"""The program that `ProbeProcess` of `checks.load` runs in a new process. It must not import the builder.
 
     python kernel_builder/checks/probe CONNECTION
     python -m pdb -m kernel_builder.checks.probe load DIRECTORY
@@ -71,57 +71,28 @@ def _fits(variants: dict[str, str | None]) -> dict[str, str | None]:
     return answers
 
 
-def _load(directory: Path, backend: str | None) -> tuple[str, Any, list[str]]:
-    """Return an outcome, the module or a message, and the names of modules that this machine lacks.
-
-    The kernels that it depends on should be loaded before.
-    """
-    from kernels import get_local_kernel
-
-    try:
-        module = get_local_kernel(directory, backend=backend, trust_remote_code=True)
-    except BaseException as error:
-        lines = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
-        # The client's note names the kernel and the variant, and so does the finding.
-        message = "\n".join(line for line in lines if not line.startswith("while importing kernel "))
-        return "failed", message, _missing(error)
-    return "loaded", module, []
-
-
-def _load_others(directory: Path, backend: str | None, above: tuple[Path, ...] = ()) -> str | None:
+def _load_others(directory: Path, backend: str | None) -> str | None:
     """Load the kernels that a package depends on before its own ops are listed; return why one cannot be loaded.
 
     The client looks for them in LOCAL_KERNELS and in the Hub's cache, and loads a package once.
     """
-    from huggingface_hub import HfApi
-    from kernels import Metadata, get_local_kernel
+    from kernels import Metadata, get_kernel
     from kernels.python_deps import validate_variant_dependencies
-    from kernels.resolver import HubCacheResolver, RepoPathsResolver, SequentialResolver
 
     try:
         validate_variant_dependencies(directory)
     except ImportError as error:
         return str(error)
-    entries = [entry.partition("=") for entry in os.environ.get("LOCAL_KERNELS", "").split(":") if "=" in entry]
-    local = RepoPathsResolver(local_kernels={repo_id: Path(path) for repo_id, _, path in entries})
     for dependency in Metadata.read_from_file(directory / "metadata.json").kernel_depends:
-        resolver = SequentialResolver([local, HubCacheResolver(trust_remote_code=True)])
+        repo_id, wanted = dependency.repo_id, dependency.version
+        key = "version" if hasattr(wanted, "version") else "revision"
         try:
-            other = resolver.resolve(api=HfApi(), backend=backend, kernel=dependency).variant_path
+            get_kernel(repo_id, **{key: getattr(wanted, key)}, backend=backend, trust_remote_code=True)
         except Exception as error:
             return (
-                f"it depends on {dependency.repo_id}, which this machine does not have: build its project in the same "
-                f"command, name its build in LOCAL_KERNELS={dependency.repo_id}=DIR, or load it once with the client "
-                f"({error})"
+                f"it depends on {repo_id}, which cannot be loaded here: build its project in the same command, name "
+                f"its build in LOCAL_KERNELS={repo_id}=DIR, or load it once with the client ({error})"
             )
-        if other in above:
-            return f"it depends on {dependency.repo_id}, which depends on itself"
-        if reason := _load_others(other, backend, (*above, other)):
-            return reason
-        try:
-            get_local_kernel(other, backend=backend, trust_remote_code=True)
-        except Exception as error:
-            return f"it depends on {dependency.repo_id}, which cannot be loaded: {error}"
     return None
 
 
@@ -156,19 +127,25 @@ def _answers(
 
 
 def _loaded(directory: Path, backend: str | None, key: str, others: dict[str, str], seconds: float) -> dict[str, Any]:
+    from kernels import get_local_kernel
+
     def load() -> dict[str, Any]:
         built = [f"{repo_id}={path}" for repo_id, path in others.items()]
         if entries := [entry for entry in (os.environ.get("LOCAL_KERNELS"), *built) if entry]:
             os.environ["LOCAL_KERNELS"] = ":".join(entries)
         if reason := _load_others(directory, backend):
             return {"outcome": "skipped", "text": reason, "ops": []}
-        before = _op_names()
-        outcome, message, missing = _load(directory, backend)
-        if outcome == "loaded":
-            return {"outcome": outcome, "text": "", "ops": _new_ops(directory, key, before)}
+        before = {schema.name for schema in _op_schemas()}
+        answer: dict[str, Any] = {"outcome": "loaded", "text": ""}
+        try:
+            get_local_kernel(directory, backend=backend, trust_remote_code=True)
+        except BaseException as error:
+            lines = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
+            # The client's note names the kernel and the variant, and so does the finding.
+            text = "\n".join(line for line in lines if not line.startswith("while importing kernel "))
+            answer = {"outcome": "failed", "text": text, "missing": _missing(error)}
         # The ops of a package that is loaded in part may tell why it fails.
-        ops = _new_ops(directory, key, before) if outcome == "failed" else []
-        return {"outcome": outcome, "text": message, "missing": missing, "ops": ops}
+        return {**answer, "ops": _new_ops(directory, key, before)}
 
     answer = _in_fork(load, seconds)
     return answer if isinstance(answer, dict) else {"outcome": "failed", "text": answer}
@@ -178,10 +155,6 @@ def _op_schemas() -> list[Any]:
     import torch
 
     return list(torch._C._jit_get_all_schemas())
-
-
-def _op_names() -> set[str]:
-    return {schema.name for schema in _op_schemas()}
 
 
 def _new_ops(directory: Path, key: str, before: set[str]) -> list[dict[str, Any]] | None:
@@ -289,15 +262,6 @@ def _wait(child: int, seconds: float) -> int | None:
     return None
 
 
-def _answer(question: str, *arguments: str) -> Any:
-    """Return the answer to a question."""
-    _import_error()
-    if question == "fits":
-        return _fits(json.loads(arguments[0]))
-    seconds, others, packages = arguments
-    return _answers(float(seconds), json.loads(others), json.loads(packages))
-
-
 def main(words: list[str]) -> None:
     """Answer the questions of a connection, or load the package in a directory and print the answer."""
     if words[0] == "load":
@@ -311,7 +275,10 @@ def main(words: list[str]) -> None:
             question = json.loads(connection.recv_bytes())
         except EOFError:
             return
-        connection.send_bytes(json.dumps(_answer(*question)).encode())
+        name, *words = question
+        arguments = map(json.loads, words)
+        answer = _fits(*arguments) if name == "fits" else _answers(*arguments)
+        connection.send_bytes(json.dumps(answer).encode())
 
 
 if __name__ == "__main__":

@@ -59,9 +59,5 @@ std::string text(const Site& site);
 std::string text(const Fiber& fiber);
 
 bool same_line(const Fiber& fiber, const Fiber& other);
-bool waits_for_same(const Fiber& fiber, const Fiber& other);
-
-// Completes one collective operation of a warp of which no lane is ready. Returns whether there was one to complete.
-bool complete_one(const Warp& warp);
 
 }  // namespace emulator

@@ -11,7 +11,6 @@
 // Included by backward.cu.
 #pragma once
 
-#include "adaln_cuda/device_limits.cuh"
 #include "adaln_cuda/strided_rows.cuh"
 #include "kit/group_sums.cuh"
 #include "kit/vectors.cuh"

@@ -8,7 +8,7 @@
 // Included by forward.cu.
 #pragma once
 
-#include "adaln_cuda/forward_sums.cuh"
+#include "adaln_cuda/forward_tiles.cuh"
 #include "adaln_cuda/general_rows.cuh"
 #include "kit/launch.cuh"
 

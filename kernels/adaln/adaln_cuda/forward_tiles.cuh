@@ -1,13 +1,14 @@
-// The tiles of rows of forward_rows.cuh.
+// The tiles of rows of forward_rows.cuh, modulations and parameters in shared memory, and sums over the threads of a
+// row in a fixed order.
 //
-// Reads:    rows of x and the branch.
+// Reads:    rows of x and the branch; scale, shift, weight and bias.
 // Writes:   rows of results, with streaming stores.
 // Must not: allocate, synchronize, or use another stream than the one given.
 #pragma once
 
-#include "adaln_cuda/device_limits.cuh"
-#include "adaln_cuda/forward_sums.cuh"
 #include "adaln_cuda/strided_rows.cuh"
+#include "kit/group_sums.cuh"
+#include "kit/vectors.cuh"
 
 namespace adaln {
 namespace {
@@ -167,6 +168,182 @@ struct TilePosition : ForwardTypes<T, kRow> {
     }
   }
 };
+
+// Rows in shared memory: with FactorCount::one, and in the simple combinations of FactorCount::any.
+enum FactorRow : int { kFactor, kOffset, kSimpleWeight };
+
+// The arithmetic of a factor or a gate: it has the rows' dtype, or float32, or the rows' dtype and its product is
+// rounded.
+enum class Arithmetic { rows, float32, stepwise };
+
+// A vector of a modulation or parameter: eight float32 elements take two words.
+using FactorWords = uint4[2];
+
+template <typename T, bool kFloat32>
+__device__ __forceinline__ float2 factor_pair(const FactorWords& words, int pair) {
+  return kFloat32 ? pair_of<float>(words[pair / 2], pair % 2) : pair_of<T>(words[0], pair);
+}
+
+// A pair of 16-bit elements. Products and sums of pairs are rounded once, as those of float32 that are then rounded:
+// the float32 products are exact, and so are the sums 1 + scale, except where they round to 1.
+template <typename T>
+struct Packed;
+template <>
+struct Packed<__half> {
+  using Type = __half2;
+  static __device__ __forceinline__ Type round(float2 pair) { return __floats2half2_rn(pair.x, pair.y); }
+  static __device__ __forceinline__ float2 widen(Type pair) { return __half22float2(pair); }
+};
+template <>
+struct Packed<__nv_bfloat16> {
+  using Type = __nv_bfloat162;
+  static __device__ __forceinline__ Type round(float2 pair) { return __float22bfloat162_rn(pair); }
+  static __device__ __forceinline__ float2 widen(Type pair) { return __bfloat1622float2(pair); }
+};
+
+template <typename T>
+__device__ __forceinline__ typename Packed<T>::Type packed_pair(uint4 word, int pair) {
+  typename Packed<T>::Type packed;
+  const uint32_t parts[4] = {word.x, word.y, word.z, word.w};
+  memcpy(&packed, &parts[pair], sizeof(packed));
+  return packed;
+}
+
+// Modulations and parameters, staged in shared memory: in registers they would limit the rows that an SM has in flight.
+// Each thread reads only its own copies.
+template <typename T, int kRow>
+struct StagedRows : ForwardTypes<T, kRow> {
+  using Types = ForwardTypes<T, kRow>;
+  using Types::kVectors, Types::kTwoByte;
+
+  const TiledForward& problem;
+  const TilePosition<T, kRow>& position;
+  SharedAddress memory;  // [modulations and parameters][vectors][words of a vector][threads]
+  uint32_t step;         // from a word to the next one
+
+  __device__ __forceinline__ StagedRows(const TiledForward& problem, const TilePosition<T, kRow>& position,
+                                        uint4* first)
+      : problem(problem), position(position) {
+    memory = shared_address(first + threadIdx.y * blockDim.x + threadIdx.x);
+    step = blockDim.x * blockDim.y * kVectorBytes;
+  }
+
+  // Copies a row. Zeros replace a row that is missing.
+  template <bool kFloat32>
+  __device__ __forceinline__ void stage(int which) const {
+    constexpr int kWords = kFloat32 ? 2 : 1, kBytes = kFloat32 ? sizeof(float) : sizeof(T);
+    const Shared& shared = problem.shared[which];
+    SharedAddress to = memory + which * kVectors * kWords * step;
+    if (Types::kConfig.is(FactorCount::one) && shared.data == nullptr) {
+#pragma unroll
+      for (int i = 0; i < kVectors * kWords; ++i, to += step) store_shared(to, uint4{});
+      return;
+    }
+    const char* from = static_cast<const char*>(shared.data) +
+                       (position.span * shared.stride + position.column) * static_cast<int64_t>(kBytes);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i, from += position.step * kBytes, to += kWords * step) {
+      if (!position.has(i)) continue;
+#pragma unroll
+      for (int word = 0; word < kWords; ++word) cp_async<uint4, true>(to + word * step, from + word * kVectorBytes);
+    }
+  }
+
+  __device__ __forceinline__ void stage_all() const {
+    __syncwarp();  // the loads of the rows go first
+    if (Types::kConfig.is(FactorCount::one) || problem.simple) {
+      if (Types::kConfig.is(FactorCount::one) && kTwoByte && problem.float32_shared) {
+        stage<kTwoByte>(kFactor);
+        stage<kTwoByte>(kOffset);
+      } else {
+        stage<false>(kFactor);
+        stage<false>(kOffset);
+      }
+      if (Types::kConfig.is(FactorCount::any) && problem.staged > kOffset + 1) stage<false>(kSimpleWeight);
+    } else {
+#pragma unroll 1
+      for (int k = 0; k < problem.staged; ++k) {
+        if (kTwoByte && problem.float32_shared) {
+          stage<kTwoByte>(k);
+        } else {
+          stage<false>(k);
+        }
+      }
+    }
+    cp_async_commit();
+  }
+
+  template <bool kFloat32>
+  __device__ __forceinline__ void read(int which, int vector, FactorWords& words) const {
+    constexpr int kWords = kFloat32 ? 2 : 1;
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      words[word] = load_shared(memory + ((which * kVectors + vector) * kWords + word) * step, uint4{});
+    }
+  }
+
+  // Not volatile: the pairs of a word need one load.
+  __device__ __forceinline__ float2 pair(int which, int vector, int pair) const {
+    const int first = which * kVectors + vector;
+    if (!kTwoByte || !problem.float32_shared) {
+      return pair_of<T>(*shared_pointer<const uint4>(memory + first * step), pair);
+    }
+    return shared_pointer<const float2>(memory + (2 * first + pair / 2) * step)[pair % 2];
+  }
+};
+
+// Adds differences from `pivot` and their squares.
+template <int kWidth>
+__device__ __forceinline__ void add_differences(const float (&x)[kWidth], bool has, float pivot, float& sum,
+                                                float& sum_of_squares) {
+  float differences = 0.0f, squares = 0.0f;
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    const float away = x[j] - pivot;
+    differences += away;
+    squares += away * away;
+  }
+  sum += has ? differences : 0.0f;
+  sum_of_squares += has ? squares : 0.0f;
+}
+
+// Sums over a block of whole warps; each thread gets the totals.
+template <int kSums, int kMaxWarps>
+__device__ __forceinline__ void sum_over_block(float (&sums)[kSums], float (&scratch)[kMaxWarps][kSums]) {
+  static_assert(kSums == 2 || kSums == 4);
+  using Part = typename Word<kSums * sizeof(float)>::Type;
+  sum_over_lanes(sums, kWarp);
+  if (threadIdx.x % kWarp == 0) {
+    // As one word: clang does not know the alignment that memcpy may assume here, and stores byte by byte.
+    Part part;
+    memcpy(&part, sums, sizeof(part));
+    *reinterpret_cast<Part*>(scratch[threadIdx.x / kWarp]) = part;
+  }
+  __syncthreads();
+  const int warps = blockDim.x / kWarp;
+#pragma unroll
+  for (int k = 0; k < kSums; ++k) sums[k] = 0.0f;
+#pragma unroll 4
+  for (int warp = 0; warp < warps; ++warp) {
+    const Part part = *reinterpret_cast<const Part*>(scratch[warp]);
+    float parts[kSums];
+    memcpy(parts, &part, sizeof(part));
+#pragma unroll
+    for (int k = 0; k < kSums; ++k) sums[k] += parts[k];
+  }
+}
+
+// The variance from the averages of differences from one of the row's elements and of their squares. These are not much
+// larger than those of differences from the mean, so a row far from zero keeps its digits.
+__device__ __forceinline__ float variance_of(float difference, float square) {
+  const float variance = square - difference * difference;
+  return variance < 0.0f ? 0.0f : variance;  // NaN stays NaN
+}
+
+// Threads, in whole warps, that hold a row of the given number of vectors.
+constexpr int threads_for(int64_t vectors, int vectors_per_thread) {
+  return static_cast<int>((vectors + vectors_per_thread * kWarp - 1) / (vectors_per_thread * kWarp) * kWarp);
+}
 
 }  // namespace
 }  // namespace adaln

@@ -12,7 +12,6 @@
 // Included by forward.cu and backward.cu.
 #pragma once
 
-#include "adaln_cuda/device_limits.cuh"
 #include "adaln_cuda/strided_rows.cuh"
 #include "kit/vectors.cuh"
 

@@ -5,7 +5,6 @@
 // Must not: allocate, synchronize, or use another stream than the one given.
 #pragma once
 
-#include "adaln_cuda/device_limits.cuh"
 #include "adaln_cuda/strided_rows.cuh"
 #include "kit/group_sums.cuh"
 #include "kit/vectors.cuh"

@@ -85,20 +85,24 @@ class GEGLUPair(Workload):
         return up * ACTIVATIONS[self.activation](gate)
 
 
-class SwiGLU(GEGLU):
+class SwiGLU(Workload):
     title = "swiglu"
     shapes = SWIGLU_SHAPES
+    small = (1, 8, 1024)
     activation = "silu"
+    inputs, naive, eager = GEGLU.inputs, GEGLU.naive, GEGLU.eager
 
     def ours(self, x):
         return self.kernel.swiglu(x)
 
 
-class SwiGLUPair(GEGLUPair):
+class SwiGLUPair(Workload):
     title = "swiglu_pair"
     shapes = SWIGLU_PAIR_SHAPES
+    small = (1, 8, 1024)
     peers = SWIGLU_PEERS
     activation = "silu"
+    inputs, naive, eager = GEGLUPair.inputs, GEGLUPair.naive, GEGLUPair.eager
 
     def ours(self, gate, up):
         return self.kernel.swiglu_pair(gate, up)

@@ -22,18 +22,6 @@ using namespace kit;
 
 constexpr int kMaxBlockThreads = 1024;  // of every CUDA device
 
-// Hides the value of a vector from the compiler. Otherwise it keeps the decoded elements from one use to the next, in
-// twice the registers, which costs more than decoding them again.
-template <typename T, int kWidth>
-__device__ __forceinline__ void make_opaque(Vector<T, kWidth>& vector) {
-  if constexpr (sizeof(vector) == 16 && sizeof(T) < 4) {
-    uint4 word;
-    memcpy(&word, &vector, sizeof(word));
-    hide(word);
-    memcpy(&vector, &word, sizeof(word));
-  }
-}
-
 // The factors (weight + offset) of a vector of columns, in two steps: the load is in flight while the row is reduced,
 // the conversion follows. float32 weights of 16-bit rows would take too many registers and are loaded in the second
 // step.
@@ -73,7 +61,7 @@ class Factors {
     for (int i = 0; i < kWidth; ++i) factors[i] += weight.offset;
   }
 
-  __device__ __forceinline__ void make_opaque() { rmsnorm::make_opaque(vector_); }
+  __device__ __forceinline__ void make_opaque() { kit::make_opaque(vector_); }
 
  private:
   static __device__ __forceinline__ bool has_row_dtype(const Weight& weight) {

@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "rope3d/norm_problem.h"
+#include "rope3d/problem.h"
 #include "rope3d_cpu/rotate_pairs.h"
 
 namespace rope3d {

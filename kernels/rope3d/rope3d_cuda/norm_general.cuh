@@ -11,8 +11,8 @@
 #include "kit/elements.cuh"
 #include "kit/group_sums.cuh"
 #include "kit/launch.cuh"
-#include "rope3d/norm_problem.h"
-#include "rope3d_cuda/norm_launch_table.h"
+#include "rope3d/problem.h"
+#include "rope3d_cuda/launch_table.h"
 
 namespace rope3d {
 

@@ -12,10 +12,10 @@
 
 #include "kit/launch.cuh"
 #include "kit/two_stage_reduction.cuh"
+#include "rope3d_cuda/launch_table.h"
 #include "rope3d_cuda/norm_backward.cuh"
 #include "rope3d_cuda/norm_forward.cuh"
 #include "rope3d_cuda/norm_general.cuh"
-#include "rope3d_cuda/norm_launch_table.h"
 
 namespace rope3d {
 namespace {

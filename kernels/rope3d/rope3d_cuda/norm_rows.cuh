@@ -16,9 +16,9 @@
 #include "kit/elements.cuh"
 #include "kit/group_sums.cuh"
 #include "kit/launch.cuh"
-#include "rope3d/norm_problem.h"
+#include "rope3d/problem.h"
 #include "rope3d_cuda/angles.cuh"
-#include "rope3d_cuda/norm_launch_table.h"
+#include "rope3d_cuda/launch_table.h"
 #include "rope3d_cuda/params.cuh"
 
 namespace rope3d {
@@ -87,36 +87,18 @@ struct ColumnData {
       values[i] = decode(vectors[i / Tile::kWidth], i % Tile::kWidth);
     }
   }
-  // 16-bit elements in pairs: that is one instruction per pair.
   __device__ __forceinline__ void encode_all(const float (&values)[Tile::kElements]) {
 #pragma unroll
-    for (int i = 0; i < Tile::kElements; i += 2) {
-      T* to = &vectors[i / Tile::kWidth].elements[i % Tile::kWidth];
-      if constexpr (std::is_same_v<T, __half>) {
-        const __half2 pair = __floats2half2_rn(values[i], values[i + 1]);
-        memcpy(to, &pair, sizeof(pair));
-      } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-        const __nv_bfloat162 pair = __float22bfloat162_rn(make_float2(values[i], values[i + 1]));
-        memcpy(to, &pair, sizeof(pair));
-      } else {
-        to[0] = values[i];
-        to[1] = values[i + 1];
-      }
+    for (int vector = 0; vector < Tile::kVectors; ++vector) {
+      float part[Tile::kWidth];
+#pragma unroll
+      for (int i = 0; i < Tile::kWidth; ++i) part[i] = values[vector * Tile::kWidth + i];
+      vectors[vector] = kit::encode_all<T>(part);
     }
   }
-  // Hides the values from the compiler, which else keeps the decoded elements from one use to the next, in twice the
-  // registers.
   __device__ __forceinline__ void make_opaque() {
-    if constexpr (sizeof(T) < sizeof(float)) {
 #pragma unroll
-      for (auto& vector : vectors) {
-        typename Word<sizeof(vector)>::Type word;
-        memcpy(&word, &vector, sizeof(word));
-        hide(word.x, word.y);
-        if constexpr (sizeof(word) == 16) hide(word.z, word.w);
-        memcpy(&vector, &word, sizeof(word));
-      }
-    }
+    for (auto& vector : vectors) kit::make_opaque(vector);
   }
 };
 

@@ -8,7 +8,7 @@
 
 #include "kit/tensors.h"
 #include "registration.h"
-#include "rope3d/norm_problem.h"
+#include "rope3d/problem.h"
 #include "torch-ext/arguments.h"
 
 namespace {
@@ -127,7 +127,7 @@ MaybeTensor partials_of(NormRotation& problem, int side, const Tensor& q) {
 }
 
 // q and k, RMSNorm'd and then rotated by `cos` and `sin`, contiguous; the latter is undefined, in Python None, without
-// k. The norm is over each head, or over all heads of a token if `per_token`; rope3d/norm_problem.h has the formula and
+// k. The norm is over each head, or over all heads of a token if `per_token`; rope3d/problem.h has the formula and
 // its roundings. Weights have one entry for each element that is normalized together. The other arguments are those of
 // rotate_tokens.
 std::tuple<Tensor, Tensor> norm_rotate_op(Tensor q, MaybeTensor k, MaybeTensor q_weight, MaybeTensor k_weight,

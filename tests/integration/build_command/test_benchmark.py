@@ -8,7 +8,6 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -18,9 +17,9 @@ from tests.support.places import CPU
 
 
 def test_a_kernel_is_measured(scale: Callable[..., Path], tmp_path: Path) -> None:
-    project, file, picture = scale(), tmp_path / "scale.json", tmp_path / "scale.svg"
+    project, file = scale(), tmp_path / "scale.json"
     command = [str(BUILDER), "benchmark", str(project), *MEASURED, "--against", "eager,mul,absent,another"]
-    command += ["--json", str(file), "--plot", str(picture)]
+    command += ["--json", str(file)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
@@ -43,7 +42,6 @@ def test_a_kernel_is_measured(scale: Callable[..., Path], tmp_path: Path) -> Non
     assert host.point.shape == (1, 8) and host.times.keys() == {OURS, YARDSTICK, "eager", "mul", "another"}
     assert "64x512" in done.stdout and "128x512" in done.stdout and "WRONG" not in done.stdout
     assert "absent: ModuleNotFoundError" in done.stdout
-    assert ElementTree.fromstring(picture.read_text()).tag.endswith("svg")
 
 
 def test_the_naive_kernel_is_the_first_peer_of_forward_passes(
@@ -84,7 +82,7 @@ def test_bad_selections_have_clear_errors(
     project = scale()
     for arguments, message in {
         ("--shapes", "64x512,7by9"): "--shapes: '7by9' is not a shape; expected sizes joined by x",
-        ("--shapes", "*x3"): "--shapes: '*x3' fits no operation on cpu; they take 2 sizes, and declare 64x512, 128x512",
+        ("--shapes", "*x3"): "--shapes: '*x3' fits no operation on cpu; they declare 64x512, 128x512",
         ("--shapes", "1x2x3"): "--shapes: '1x2x3' fits no operation on cpu",
         ("--against", "eager,unknown"): "--against: 'unknown' is none of eager, mul, absent, another, compile",
         ("--operation", "scale"): "--operation: 'scale' is none of scaled",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,14 +18,6 @@ def project(tmp_path: Path) -> Path:
     """A project with one valid Python-only package."""
     assemble(tmp_path / "build", "torch-cpu", None)
     return tmp_path
-
-
-def module(directory: Path, *flags: str) -> Path:
-    """Compile a shared object that is not a Python module into `directory`."""
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / "part.so"
-    subprocess.run(["g++", "-shared", "-x", "c++", "/dev/null", "-o", str(path), *flags], check=True)
-    return path
 
 
 def invoke(*arguments: str) -> Result:
@@ -64,42 +55,11 @@ def test_check_builds_as_json(project: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("command", ["check-builds", "check-abi", "hash"])
+@pytest.mark.parametrize("command", ["check-builds", "hash"])
 def test_nothing_to_check_is_an_error(tmp_path: Path, command: str) -> None:
     result = invoke(command, str(tmp_path))
     assert result.exit_code == 7
     assert f"kernel-builder build {tmp_path}" in result.output
-
-
-def test_check_abi_takes_any_directory_and_its_policies_from_options(tmp_path: Path) -> None:
-    module(tmp_path / "somewhere", "-Wl,-rpath,/opt/lib")
-    result = invoke("check-abi", str(tmp_path), "--json", "-m", "manylinux_2_34", "-p", "3.11")
-    (report,) = json.loads(result.stdout)["packages"]
-    assert result.exit_code == 7
-    assert {finding["check"] for finding in report["findings"]} == {"python-abi", "run-path"}
-    assert report["skipped"] == {"torch-stable-abi": "the variant does not claim the stable ABI"}
-
-
-def test_check_abi_uses_the_requested_policy(tmp_path: Path) -> None:
-    source = tmp_path / "random.cpp"
-    source.write_text('extern "C" unsigned arc4random();\nunsigned f() { return arc4random(); }\n')
-    subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(tmp_path / "random.so")], check=True)
-    assert "needs arc4random@GLIBC_2.36; manylinux_2_28" in invoke("check-abi", str(tmp_path)).output
-    assert "arc4random" not in invoke("check-abi", str(tmp_path), "--manylinux", "manylinux_2_36").output
-
-
-@pytest.mark.parametrize(
-    ("option", "expected"),
-    [
-        (["-m", "manylinux_9"], "'manylinux_9' is not one of 'manylinux_2_5', "),
-        (["-p", "three"], "'three' is not a version like"),
-        (["--torch-stable-abi", "2"], "'2' is not a version like"),
-    ],
-)
-def test_check_abi_refuses_unknown_policies(tmp_path: Path, option: list[str], expected: str) -> None:
-    result = invoke("check-abi", str(tmp_path), *option)
-    assert result.exit_code == 2
-    assert expected in result.output
 
 
 def test_hash_prints_a_line_for_each_package_that_changes_with_any_byte(project: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernel_builder.checks import CheckReport, Loaders, ProbeProcess, run, run_all
+from kernel_builder.checks import CheckReport, ProbeProcess, run, run_all
 from kernel_builder.checks.load import asked_for
 from kernel_builder.config.variant import FullAbi, Release, this_platform
 from tests.support.sample_package import INIT, STABLE_CPU, STABLE_CUDA, Compile, assemble
@@ -54,7 +54,7 @@ def build(compile_module: Compile, tmp_path_factory: pytest.TempPathFactory) -> 
 def load() -> Iterator[Load]:
     """Return a function that checks a package. One process imports Torch for all of them, as for those of a command."""
     with ProbeProcess() as probe:
-        yield lambda package: next(run_all([package], only=["load"], loaders=Loaders(probe)))
+        yield lambda package: next(run_all([package], only=["load"], probe=probe))
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_one_process_imports_torch_for_all_projects_of_a_command(tmp_path: Path)
             package = loading(
                 tmp_path / name, "torch-cpu", f"Path({str(tmp_path / f'{name}.txt')!r}).write_text(str(({seen})))"
             )
-            (report,) = run_all([package], only=["load"], loaders=Loaders(probe))
+            (report,) = run_all([package], only=["load"], probe=probe)
             assert report.passed == ("load",), report
     first, second = (ast.literal_eval((tmp_path / f"{name}.txt").read_text()) for name in ("one", "two"))
     assert first[0] == second[0]
@@ -155,7 +155,7 @@ def test_a_process_that_is_killed_or_hangs_is_replaced(tmp_path: Path, signal_na
     with ProbeProcess() as probe:
         probe.ask("fits", FITS)(60)
         assert message in str(probe.ask("load", "60", "{}", asking_for(bad))(3))
-        (report,) = run_all([good], only=["load"], loaders=Loaders(probe))
+        (report,) = run_all([good], only=["load"], probe=probe)
         assert report.passed == ("load",), report
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kernel_builder.checks import Loaders, ProbeProcess, run_all
+from kernel_builder.checks import ProbeProcess, run_all
 from kernel_builder.cli import main
 from kernel_builder.steps import ninja_run
 from kernel_builder.steps.cache import output_path
@@ -60,12 +60,10 @@ def test_a_package_reaches_nothing_of_the_machine(
     confinement: Confinement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Outside() as outside, ProbeProcess(confinement=confinement) as probe:
-        monkeypatch.setenv("HF_HUB_CACHE", str(outside.directory))  # where it may read
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(outside.directory))  # where it may read
         imports = f"from . import inside_attacks\nraise ImportError(*inside_attacks.succeeded({outside.targets!r}))\n"
         files = {"__init__.py": imports, "inside_attacks.py": outside.program.read_text()}
-        (report,) = run_all(
-            [assemble(tmp_path / "package", "torch-cpu", None, files)], only=["load"], loaders=Loaders(probe)
-        )
+        (report,) = run_all([assemble(tmp_path / "package", "torch-cpu", None, files)], only=["load"], probe=probe)
         (finding,) = report.findings
         reached = set(re.findall(r"'([a-z0-9-]+)'", finding.message.partition("ImportError")[2]))
         assert OWN_FILE in reached and outside.real(reached) == {OWN_FILE}

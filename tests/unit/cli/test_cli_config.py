@@ -69,8 +69,8 @@ def test_check_config_of_several_ends_in_one_table(several: list[Path]) -> None:
     assert done.stdout.splitlines() == [
         "project      version  framework  backends",
         "demo-kernel  3        torch      cpu, cuda, rocm",
-        "b            error",
         "demo-kernel  3        torch      cpu, cuda, rocm",
+        "b            error",
         "2 of 3 projects accepted",
     ]
     assert "[general] licence: unknown key" in done.stderr

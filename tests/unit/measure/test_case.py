@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from kernel_builder.measure.accuracy import POISON, poisoned
 from kernel_builder.measure.case import measure
-from kernel_builder.measure.poison import POISON, poisoned
 from kernel_builder.measure.results import OURS, Point, Row
 from kernel_builder.measure.timing import CpuClock
 

@@ -1,19 +1,24 @@
-"""Benchmark reports: saved, read back, and shown as tables and plots."""
+"""Benchmark reports: saved, read back, and shown as tables."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
-from click.testing import CliRunner
 
-from kernel_builder.cli import main
-from kernel_builder.measure import plot, tables
-from kernel_builder.measure.estimates import Estimate
-from kernel_builder.measure.results import COPY, OURS, YARDSTICK, BenchmarkReport, Deviation, HostOverhead, Point, Row
-from kernel_format.errors import ConfigError, MeasureError
+from kernel_builder.measure import tables
+from kernel_builder.measure.results import (
+    COPY,
+    OURS,
+    YARDSTICK,
+    BenchmarkReport,
+    Deviation,
+    Estimate,
+    HostOverhead,
+    Point,
+    Row,
+)
+from kernel_format.errors import ConfigError
 from tests.support.places import ROOT
 
 
@@ -119,25 +124,6 @@ def test_notes_name_absent_peers_and_faults(report: BenchmarkReport) -> None:
     ]
 
 
-def test_tables_as_text_and_as_markdown() -> None:
+def test_tables_as_markdown() -> None:
     table = [["shape", "us"], ["8x2048", "1.0"], ["8", "123.0"]]
-    assert tables.as_text(table) == "shape      us\n8x2048    1.0\n8       123.0"
     assert tables.as_markdown(table) == "| shape | us |\n| --- | --- |\n| 8x2048 | 1.0 |\n| 8 | 123.0 |"
-
-
-def test_equal_reports_give_equal_plots(report: BenchmarkReport, tmp_path: Path) -> None:
-    for name, share in (("a.svg", 1.0), ("b.svg", 1.0), ("c.svg", 0.5)):
-        report.rows[0].shares[OURS] = report.rows[0].shares[OURS]._replace(median=share)
-        plot.save(report, tmp_path / name)
-    a, b, c = ((tmp_path / name).read_bytes() for name in ("a.svg", "b.svg", "c.svg"))
-    assert a == b != c and b"8x2048" in a
-    report.rows, report.hosts = [], []
-    plot.save(report, tmp_path / "empty.svg")
-    assert ElementTree.parse(tmp_path / "empty.svg").getroot().tag.endswith("svg")
-
-
-def test_a_missing_matplotlib_is_reported_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
-    done = CliRunner().invoke(main, ["benchmark", str(tmp_path), "--plot", str(tmp_path / "plots/x.svg")])
-    assert done.exit_code == MeasureError.exit_code
-    assert "matplotlib is not installed" in done.stderr

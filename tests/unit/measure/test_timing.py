@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from kernel_builder.measure.accuracy import deviation, fault
-from kernel_builder.measure.estimates import estimate
-from kernel_builder.measure.results import Deviation
+from kernel_builder.measure.results import Deviation, estimate
 from kernel_builder.measure.timing import MOST_SETS, CpuClock, host_series, interleaved, sets_needed
 
 

@@ -344,7 +344,7 @@ def test_no_argument_is_lost(tmp_path: Path) -> None:
     for run in run_setup(tmp_path / "setup.py"):
         for value in strings([{**extension["arguments"], "name": ""} for extension in run.extensions]):
             lands = value.startswith(("-gencode", "arch="))  # as cuda-capabilities
-            assert lands or value.replace(f"{run.root}/", "").removeprefix("-I") in shown, value
+            assert lands or value.removeprefix("-I") in shown, value
     (tmp_path / "public").mkdir()
     assert public_parser.read((tmp_path / "build.toml").read_text(), tmp_path / "public")
     read = read_project(tmp_path)
