@@ -201,7 +201,7 @@ def check_dependencies(package: CheckedPackage, binary: SharedObject) -> Iterato
         if library in allowed:
             continue
         reason = f"which neither {framework} nor the C++ runtime provides"
-        for backend in package.known_backends:
+        for backend in backends.every():
             if variant and backend.looks_like and backend.looks_like.match(library):
                 reason = f"which a {variant.backend} variant does not have"
                 if release and backend is variant.backend:

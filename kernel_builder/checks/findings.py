@@ -108,16 +108,9 @@ class CheckedPackage:
         return replace(finding, path=own.get(finding.path, finding.path), message=message)
 
     @property
-    def known_backends(self) -> tuple[CompiledBackend, ...]:
-        """The back ends whose libraries are known."""
-        return backends.every()
-
-    @property
     def backends(self) -> tuple[CompiledBackend, ...]:
         """The back end of the package; if its variant is unknown, all."""
-        return tuple(
-            backend for backend in self.known_backends if self.variant is None or backend is self.variant.backend
-        )
+        return tuple(backend for backend in backends.every() if self.variant is None or backend is self.variant.backend)
 
 
 @dataclass(frozen=True)

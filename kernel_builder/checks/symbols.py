@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from kernel_builder import toml_file
+from kernel_builder import backends, toml_file
 from kernel_builder.backends import CompiledBackend, SymbolFamily
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
 from kernel_builder.config.variant import Abi, Release, StableAbi
@@ -167,7 +167,7 @@ def _family_of(package: CheckedPackage, name: str) -> tuple[SymbolFamily, Compil
     """Return the library that a symbol is of, and the back end whose variants alone may have it; None for all."""
     framework = package.variant.framework if package.variant else None
     # The package's back ends first: back ends share some names.
-    ordered = sorted(package.known_backends, key=lambda backend: backend not in package.backends)
+    ordered = sorted(backends.every(), key=lambda backend: backend not in package.backends)
     families: list[tuple[SymbolFamily, CompiledBackend | None]] = [(family, None) for family in _FAMILIES]
     families += [(family, backend) for backend in ordered for family in _families_of(backend, framework)]
     return next((pair for pair in (*families, (_TORCH, None)) if pair[0].names.match(name)), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def sign(directory: Path, key_file: Path | None, as_json: bool) -> None:
     packages = packages_of(directory)
     signed = write_signatures(packages, identity_token=os.environ.get("SIGSTORE_ID_TOKEN"), key=key)
     if as_json:
-        click.echo(json.dumps(signed.as_dict()))
+        click.echo(json.dumps(asdict(signed)))
         return
     for name in signed.signed:
         click.echo(f"signed     {name}")

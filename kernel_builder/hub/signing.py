@@ -10,9 +10,8 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kernel_builder.hub.packages import HubPackage
 from kernel_format.errors import CheckError, VerificationError
@@ -34,10 +33,6 @@ class Signed:
     identity: str | None
     signed: tuple[str, ...]
     unchanged: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the result as `--json` prints it."""
-        return asdict(self)
 
 
 def sign(packages: Sequence[Path], *, identity_token: str | None = None, key: PrivateKey | None = None) -> Signed:

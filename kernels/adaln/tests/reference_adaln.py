@@ -123,3 +123,5 @@ OPS["add_ada_norm"] = Op(
     lambda x, branch, *others: exact_fused(x, branch, None, *others),
     inputs_of("[B, C]", "x", "branch", "scale", "shift", "weight", "bias"),
 )
+# Compiled together: modulations of one shape for a sequence, and those of each token.
+GRAPHS = [{name: op for name, op in OPS.items() if not name.endswith(("[B, C]", "[C]"))}]

@@ -142,6 +142,19 @@ def warm(model, counts, inputs):
     assert counts.held == 1, counts
 
 
+def accelerated_ltx(blocks):
+    """Return a model that the CPU "captures", a call's arguments, and its counts."""
+    model = ltx()
+    return model, ltx_inputs(), accelerate_on_cpu(blocks, model)
+
+
+def captured_ltx(blocks):
+    """Return the same with a graph."""
+    model, inputs, counts = accelerated_ltx(blocks)
+    warm(model, counts, inputs)
+    return model, inputs, counts
+
+
 def eager(model, inputs):
     """Return a model's outputs without graphs: copies have none."""
     return copy.deepcopy(model)(**inputs)

@@ -2,16 +2,12 @@
 
 import copy
 import importlib
-import statistics
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-
-SEEDS = range(2)
 
 
 @dataclass
@@ -94,70 +90,3 @@ def recorded(blocks, model, args, kwargs):
 
 def accelerated(blocks, case):
     return Case(RecordedModel(blocks, case.model), case.inputs, case.whole)
-
-
-def gradients(case):
-    """Return the gradients of the parameters, and of the inputs that have one."""
-    inputs = {}
-    for name in ("hidden_states", "encoder_hidden_states"):
-        inputs[name] = case.inputs[name].clone().requires_grad_()
-    # Not by cuDNN: for so few tokens it gives wrong or infinite gradients, also in models' own forwards (Torch 2.11).
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        outputs = Case(case.model, case.inputs | inputs).run()
-        torch.manual_seed(1)
-        tensors = [*case.model.parameters(), *inputs.values()]
-        return torch.autograd.grad(outputs, tensors, torch.randn_like(outputs), allow_unused=True)
-
-
-def error_ratio(ours, own, expected):
-    """Return the geometric mean over all gradients: some of them, as that of a bias of k, are little but rounding."""
-    ratios = [
-        error(gradient.float(), reference) / error(other.float(), reference)
-        for gradient, other, reference in zip(ours, own, expected)
-        if reference is not None and reference.norm() > 1e-6
-    ]
-    assert len(ratios) > 10
-    return statistics.geometric_mean(ratios)
-
-
-# --- tests of every model --------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def check_output(blocks, build):
-    """Assert that float32 output stays, and bfloat16 is as close to it as by the model's own forwards.
-
-    Return how often the float32 model's graph has each kernel.
-    """
-    own, ours = 0.0, 0.0
-    for seed in SEEDS:
-        case = built(build, seed)
-        expected = case.run()
-        if seed == 0:
-            faster = accelerated(blocks, case)
-            assert error(faster.run(), expected) < 1e-5
-        lower = case.in_dtype(torch.bfloat16)
-        own += error(lower.run(), expected) ** 2
-        ours += error(accelerated(blocks, lower).run(), expected) ** 2
-    assert 0 < ours <= 1.1**2 * own
-    return faster.model.kernels
-
-
-def check_bfloat16_gradients(blocks, build):
-    """Assert that gradients are as close to those of the float32 model as those of the model's own forwards."""
-    case = built(build)
-    expected = gradients(case)
-    lower = case.in_dtype(torch.bfloat16)
-    own = gradients(lower)
-    assert error_ratio(gradients(accelerated(blocks, lower)), own, expected) <= 1.1
-
-
-def check_float32_gradients(blocks, build):
-    """Assert that gradients are those of the model."""
-    case = built(build)
-    expected = gradients(case)
-    actual = gradients(accelerated(blocks, case))
-    for ours, own in zip(actual, expected):
-        assert (ours is None) == (own is None)
-        if own is not None:
-            torch.testing.assert_close(ours, own, rtol=1e-5, atol=1e-5 * own.abs().max().item() + 1e-7)

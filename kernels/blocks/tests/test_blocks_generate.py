@@ -3,9 +3,9 @@
 import copy
 import gc
 import pickle
-import threading
 import weakref
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -491,21 +491,13 @@ def test_threads(blocks):
     prompts = [torch.tensor([[number + 3, 9, 41, 7]]) for number in range(6)]
     expected = [generate(model, prompt) for prompt in prompts]
     counts = accelerated(blocks, model)
-    failures = []
 
-    def work(number):
-        for _ in range(3):
-            if not torch.equal(
-                model.generate(prompts[number], max_new_tokens=NEW_TOKENS, eos_token_id=None), expected[number]
-            ):
-                failures.append(number)
+    def work(prompt):
+        return [model.generate(prompt, max_new_tokens=NEW_TOKENS, eos_token_id=None) for _ in range(3)]
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(prompts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        for tokens, own in zip(pool.map(work, prompts), expected):
+            assert all(torch.equal(each, own) for each in tokens)
     assert counts.calls == 18
     assert not counts.eager
     assert counts.steps > 50

@@ -5,6 +5,7 @@ import gc
 import pickle
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from graph_models import (
     FIRST,
     Wrapped,
     accelerate_on_cpu,
+    accelerated_ltx,
+    captured_ltx,
     decode,
     eager,
     is_same,
@@ -20,7 +23,6 @@ from graph_models import (
     ltx,
     ltx_inputs,
     module_of,
-    warm,
 )
 from torch import nn
 from transformers import DynamicCache, StaticCache
@@ -53,8 +55,7 @@ def test_second_call_of_a_shape_is_captured(blocks):
 
 
 def test_outputs_and_inputs_are_the_callers(blocks):
-    model, inputs = ltx(), ltx_inputs()
-    counts = accelerate_on_cpu(blocks, model)
+    model, inputs, counts = accelerated_ltx(blocks)
     outputs = [model(**inputs, return_dict=False) for _ in range(4)]
     expected = outputs[0][0].clone()
     for output in outputs:
@@ -223,28 +224,20 @@ def test_threads(blocks):
     counts = accelerate_on_cpu(blocks, model)
     inputs = [ltx_inputs(frames) for frames in (1, 2, 1, 2)]
     expected = [eager(model, each).sample for each in inputs]
-    failures = []
 
+    @torch.no_grad()
     def work(number):
-        with torch.no_grad():
-            for _ in range(5):
-                if not is_same(model(**inputs[number]).sample, expected[number]):
-                    failures.append(number)
+        return all(is_same(model(**inputs[number]).sample, expected[number]) for _ in range(5))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(4)))
     # For each of two shapes a capture, and before it a call of each of its two threads at most.
     assert counts.captured == 2
     assert counts.replays >= 4 * 5 - 2 * 3
 
 
 def test_a_thread_runs_the_model_before_it_captures(blocks):
-    model, inputs = ltx(), ltx_inputs()
-    counts = accelerate_on_cpu(blocks, model)
+    model, inputs, counts = accelerated_ltx(blocks)
 
     def call(times):
         with torch.no_grad():
@@ -260,9 +253,7 @@ def test_a_thread_runs_the_model_before_it_captures(blocks):
 
 
 def test_copies_and_pickles(blocks):
-    model, inputs = ltx(), ltx_inputs()
-    counts = accelerate_on_cpu(blocks, model)
-    warm(model, counts, inputs)
+    model, inputs, counts = captured_ltx(blocks)
     expected = model(**inputs).sample
     own = type(ltx())
     copied, loaded = copy.deepcopy(model), pickle.loads(pickle.dumps(model))

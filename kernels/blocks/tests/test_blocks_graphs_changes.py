@@ -5,7 +5,18 @@ import copy
 import pytest
 import torch
 from diffusers.models.transformers.transformer_ltx import LTXVideoAttnProcessor
-from graph_models import FIRST, Wrapped, accelerate_on_cpu, eager, is_same, ltx, ltx_inputs, module_of, warm
+from graph_models import (
+    FIRST,
+    Wrapped,
+    accelerate_on_cpu,
+    captured_ltx,
+    eager,
+    is_same,
+    ltx,
+    ltx_inputs,
+    module_of,
+    warm,
+)
 from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from torch import nn
@@ -87,18 +98,14 @@ def test_no_graph_outlives_a_change(blocks, change):
 
 
 def test_forward_of_a_class(blocks, monkeypatch):
-    model, inputs = ltx(), ltx_inputs()
-    counts = accelerate_on_cpu(blocks, model)
-    warm(model, counts, inputs)
+    model, inputs, counts = captured_ltx(blocks)
     monkeypatch.setattr(nn.Linear, "forward", lambda self, x: nn.functional.linear(x, self.weight))
     model(**inputs)
     assert counts.eager["the model has changed: the forward of Linear"] == 1
 
 
 def test_changes_that_graphs_see(blocks):
-    model, inputs = ltx(), ltx_inputs()
-    counts = accelerate_on_cpu(blocks, model)
-    warm(model, counts, inputs)
+    model, inputs, counts = captured_ltx(blocks)
     model.load_state_dict({name: weight + 1 for name, weight in model.state_dict().items()})
     model.proj_out.weight.mul_(2)
     model.train(False)
@@ -110,9 +117,7 @@ def test_changes_that_graphs_see(blocks):
 
 
 def test_capture_begins_anew_after_a_change(blocks):
-    model, inputs = ltx(), ltx_inputs()
-    counts = accelerate_on_cpu(blocks, model)
-    warm(model, counts, inputs)
+    model, inputs, counts = captured_ltx(blocks)
     model.transformer_blocks[0].norm1.eps = 1e-2
     model(**inputs)
     assert counts.held == 0

@@ -4,15 +4,25 @@ import copy
 
 import pytest
 import torch
-from graph_models import FIRST, Wrapped, accelerate_on_cpu, eager, is_same, ltx, ltx_inputs, module_of, warm
+from graph_models import (
+    FIRST,
+    Wrapped,
+    accelerate_on_cpu,
+    accelerated_ltx,
+    eager,
+    is_same,
+    ltx,
+    ltx_inputs,
+    module_of,
+    warm,
+)
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_grad")
 
 
 def test_hooks_inside(blocks):
-    model, inputs = ltx(), ltx_inputs()
-    counts = accelerate_on_cpu(blocks, model)
+    model, inputs, counts = accelerated_ltx(blocks)
     handle = model.transformer_blocks[0].register_forward_hook(lambda module, args, output: output)
     for _ in range(3):
         model(**inputs)
@@ -46,8 +56,7 @@ def test_obstacle_is_looked_for_where_it_was(blocks):
 
 
 def test_hooks_of_the_model_itself_run_around_a_replay(blocks):
-    model, inputs = ltx(), ltx_inputs()
-    counts = accelerate_on_cpu(blocks, model)
+    model, inputs, counts = accelerated_ltx(blocks)
     seen = []
     model.register_forward_hook(lambda module, args, output: seen.append(output))
     warm(model, counts, inputs)
@@ -57,8 +66,7 @@ def test_hooks_of_the_model_itself_run_around_a_replay(blocks):
 
 
 def test_gradients(blocks):
-    model, inputs = ltx(), ltx_inputs()
-    counts = accelerate_on_cpu(blocks, model)
+    model, inputs, counts = accelerated_ltx(blocks)
     with torch.enable_grad():
         model.requires_grad_(True)
         model(**inputs).sample.sum().backward()

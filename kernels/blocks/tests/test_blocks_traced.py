@@ -30,23 +30,17 @@ def text_case(name):
 
 CASES = {
     "qwen3": lambda: text_case("qwen3"),
-    "gemma3": lambda: text_case("gemma3"),
     "phi3": lambda: text_case("phi3"),
     "ltx": small_video_models.ltx,
     "wan": small_video_models.wan,
-    "cogvideox": small_video_models.cogvideox,
     "flux2": small_image_models.flux2,
-    "qwen-image": small_image_models.qwen_image,
 }
 KERNELS = {
     "qwen3": {"RMSNorm", "residual sum with RMSNorm", "q/k norm with rotary embedding", "gated activation"},
-    "gemma3": {"RMSNorm", "residual sum with RMSNorm", "q/k norm with rotary embedding", "gated activation"},
     "phi3": {"RMSNorm", "residual sum with RMSNorm", "rotary embedding", "gated activation"},
     "ltx": {"norm with modulation", "residual sum with gate", "q/k norm with rotary embedding"},
     "wan": {"RMSNorm", "residual sum with gate", "q/k norm with rotary embedding"},
-    "cogvideox": {"residual sum with gate", "rotary embedding"},
     "flux2": {"RMSNorm", "gated activation", "q/k norm with rotary embedding", "rotary embedding"},
-    "qwen-image": {"RMSNorm", "residual sum with gate", "q/k norm with rotary embedding"},
 }
 
 

@@ -1,19 +1,14 @@
 """Models of diffusers: the kernels that run, and the accuracy of results and gradients."""
 
+import statistics
+
 import pytest
 import small_image_models
 import small_video_models
 import torch
 from diffusers.models.attention import FeedForward
-from model_cases import (
-    Case,
-    accelerated,
-    built,
-    check_bfloat16_gradients,
-    check_float32_gradients,
-    check_output,
-    error,
-)
+from model_cases import Case, accelerated, built, error
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_the_device_of_the_kernels")
 
@@ -92,20 +87,60 @@ KERNELS = {
 }
 
 
+def gradients(case):
+    """Return the gradients of the parameters, and of the inputs that have one."""
+    inputs = {}
+    for name in ("hidden_states", "encoder_hidden_states"):
+        inputs[name] = case.inputs[name].clone().requires_grad_()
+    # Not by cuDNN: for so few tokens it gives wrong or infinite gradients, also in models' own forwards (Torch 2.11).
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        outputs = Case(case.model, case.inputs | inputs).run()
+        torch.manual_seed(1)
+        tensors = [*case.model.parameters(), *inputs.values()]
+        return torch.autograd.grad(outputs, tensors, torch.randn_like(outputs), allow_unused=True)
+
+
+def error_ratio(ours, own, expected):
+    """Return the geometric mean over all gradients: some of them, as that of a bias of k, are little but rounding."""
+    ratios = [
+        error(gradient.float(), reference) / error(other.float(), reference)
+        for gradient, other, reference in zip(ours, own, expected)
+        if reference is not None and reference.norm() > 1e-6
+    ]
+    assert len(ratios) > 10
+    return statistics.geometric_mean(ratios)
+
+
 @pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
 def test_output_is_that_of_the_model(blocks, name):
-    kernels = check_output(blocks, CASES[name])
-    assert kernels == KERNELS.get(name, kernels)
+    """Outputs of float32 stay, and those of bfloat16 are as close to them as by the model's own forwards."""
+    own, ours = 0.0, 0.0
+    for seed in range(2):
+        case = built(CASES[name], seed)
+        expected = case.run()
+        if seed == 0:
+            faster = accelerated(blocks, case)
+            assert error(faster.run(), expected) < 1e-5
+            assert faster.model.kernels == KERNELS.get(name, faster.model.kernels)
+        lower = case.in_dtype(torch.bfloat16)
+        own += error(lower.run(), expected) ** 2
+        ours += error(accelerated(blocks, lower).run(), expected) ** 2
+    assert 0 < ours <= 1.1**2 * own
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
-def test_bfloat16_gradients_are_as_close_to_float32_as_the_models_own(blocks, name):
-    check_bfloat16_gradients(blocks, CASES[name])
-
-
-@pytest.mark.parametrize("name", GRADIENTS)
-def test_float32_gradients_are_those_of_the_model(blocks, name):
-    check_float32_gradients(blocks, CASES[name])
+def test_gradients_are_those_of_the_model(blocks, name):
+    """Those of bfloat16 are as close to those of float32 as by the model's own forwards."""
+    case = built(CASES[name])
+    expected = gradients(case)
+    for ours, own in zip(gradients(accelerated(blocks, case)), expected):
+        assert (ours is None) == (own is None)
+        if own is not None:
+            torch.testing.assert_close(ours, own, rtol=1e-5, atol=1e-5 * own.abs().max().item() + 1e-7)
+    lower = case.in_dtype(torch.bfloat16)
+    own = gradients(lower)
+    assert error_ratio(gradients(accelerated(blocks, lower)), own, expected) <= 1.1
 
 
 @pytest.mark.parametrize("name", ["Flux.1", "Flux.2", "Qwen-Image"])

@@ -281,7 +281,7 @@ self.bias = torch.nn.Parameter(up.bias.detach())""",
             x = torch.mm(y, x).tanh_()
         return x.t()
         """,
-        settings=TIMED,
+        together=True,
     ),
     "parameters of other names, orders and shapes": Sample(
         "layer_norm",

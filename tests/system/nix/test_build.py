@@ -49,7 +49,7 @@ def scale(kernel_flake: KernelFlake, tmp_path: Path) -> Path:
     """Make a flake of `stable-scale` with tests and a Hub repository."""
     project = Path(shutil.copytree(PROJECTS / "stable-scale", tmp_path / "original" / "stable-scale"))
     config = (project / "build.toml").read_text()
-    config = config.replace('["9.0"]', '["9.0", "12.0+PTX"]')
+    config = config.replace('["9.0"]', '["12.0+PTX"]')
     config = config.replace("[torch]", '[general.hub]\nrepo-id = "kernels-community/stable-scale"\n\n[torch]')
     files = {
         "build.toml": config,

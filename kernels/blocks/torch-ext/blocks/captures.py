@@ -83,12 +83,6 @@ class Captures:
             raise Refused(self._snapshot.obstacle)
         return difference
 
-    def _change_in(self, model: nn.Module) -> Optional[str]:
-        """Return why no graph can repeat a forward that has just run: it changed the model's state. None if not."""
-        if self._snapshot is None or self._snapshot.is_current(model):
-            return None
-        return f"its forward changes {self._snapshot.find_difference(model)}"
-
     def _capture(
         self,
         forward: Callable[..., Any],

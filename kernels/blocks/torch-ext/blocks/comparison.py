@@ -2,17 +2,15 @@
 
 import copy
 import math
-import os
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.benchmark import Timer
 
 from .calls import is_value
 from .kernel_set import DEVICE, off
@@ -56,13 +54,10 @@ class Comparison:
 
     def __str__(self) -> str:
         lines = [f"{self.kept} kept: {self.reason}"]
-        for name, ms, error in (
-            ("eager", self.eager_ms, self.eager_error),
-            ("accelerated", self.accelerated_ms, self.accelerated_error),
-        ):
-            if ms is not None:
-                of = "" if error is None else f", relative error {error:.2e} to {self.reference}"
-                lines.append(f"{name:11}  {ms:.3f} ms{of}")
+        for name in ("eager", "accelerated"):
+            ms, error = getattr(self, f"{name}_ms"), getattr(self, f"{name}_error")
+            of = "" if error is None else f", relative error {error:.2e} to {self.reference}"
+            lines += [] if ms is None else [f"{name:11}  {ms:.3f} ms{of}"]
         if self.no_reference is not None:
             lines.append(f"compared with each other only: {self.no_reference}")
         if self.difference is not None:
@@ -77,50 +72,50 @@ def compare(model: nn.Module, check: Check) -> Comparison:
         model: The accelerated model.
         check: Its keyword arguments, its positional arguments, or a function that runs the model that it gets.
     """
-
-    def run() -> Any:
-        return _run(model, check)
-
+    timer = Timer("run()", globals={"run": lambda: _run(model, check)}, num_threads=torch.get_num_threads())
     with off():
         eager = _outputs(model, check)
-        milliseconds = _milliseconds(run, 1)[0]
         expected, reference, no_reference = _reference(model, check)
+        eager_times, accelerated_times = [_milliseconds(timer)], []
+    result = Comparison("eager", "", eager_times[0])
     try:
-        run()  # CUDA graphs are captured at the second call, and replayed from the third on
-        run()
+        for _ in range(2):  # CUDA graphs are captured at the second call, and replayed from the third on
+            _run(model, check)
         ours = _outputs(model, check)
-        eager_ms, accelerated_ms = _times(run, milliseconds)
+        for _ in range(3):  # in turns: a change of the clock rate or of the machine's load meets both
+            accelerated_times.append(_milliseconds(timer))
+            with off():
+                eager_times.append(_milliseconds(timer))
     except Exception as error:
-        reason = f"accelerated, the model fails: {type(error).__name__}: {error}"
-        return Comparison("eager", reason, milliseconds)
-
-    result = Comparison("accelerated", "", eager_ms, accelerated_ms, reference, no_reference)
-    if eager:
-        result.difference = _relative_difference(ours, eager)
-    if expected is not None and expected:
+        result.reason = f"accelerated, the model fails: {type(error).__name__}: {error}"
+        return result
+    result.eager_ms, result.accelerated_ms = statistics.median(eager_times), statistics.median(accelerated_times)
+    result.reference, result.no_reference = reference, no_reference
+    result.difference = _relative_difference(ours, eager) if eager else None
+    if expected:
         result.eager_error = _relative_difference(eager, expected)
         result.accelerated_error = _relative_difference(ours, expected)
-    _judge(result, eager)
+    result.reason = _reason_against(result, eager)
+    if not result.reason:
+        result.kept = "accelerated"
+        result.reason = f"it takes {result.accelerated_ms / result.eager_ms:.2f} of the eager model's time"
     return result
 
 
-def _judge(result: Comparison, outputs: Sequence[Tensor]) -> None:
-    result.kept = "eager"
+def _reason_against(result: Comparison, outputs: Sequence[Tensor]) -> str:
     if result.eager_error is not None and result.accelerated_error is not None:
-        allowed = max(_ALLOWED * result.eager_error, _NEGLIGIBLE)
-        if not result.accelerated_error <= allowed:
-            result.reason = f"accelerated, its error exceeds {_ALLOWED} times the eager model's"
-            return
+        if not result.accelerated_error <= max(_ALLOWED * result.eager_error, _NEGLIGIBLE):
+            return f"accelerated, its error exceeds {_ALLOWED} times the eager model's"
     elif result.difference is not None:
         allowed = _ROUNDINGS * max(torch.finfo(output.dtype).eps for output in outputs)
         if not result.difference <= allowed:
-            result.reason = f"accelerated, its outputs differ by more than {allowed:.1e}"
-            return
-    if result.accelerated_ms > result.eager_ms:
-        result.reason = f"accelerated, it takes {result.accelerated_ms / result.eager_ms:.2f} times as long"
-        return
-    result.kept = "accelerated"
-    result.reason = f"it takes {result.accelerated_ms / result.eager_ms:.2f} of the eager model's time"
+            return f"accelerated, its outputs differ by more than {allowed:.1e}"
+    ratio = (result.accelerated_ms or math.inf) / result.eager_ms
+    return f"accelerated, it takes {ratio:.2f} times as long" if ratio > 1 else ""
+
+
+def _milliseconds(timer: Timer) -> float:
+    return timer.blocked_autorange(min_run_time=0.1).median * 1000
 
 
 def _run(model: nn.Module, check: Check) -> Any:
@@ -145,35 +140,6 @@ def _outputs(model: nn.Module, check: Check) -> list[Tensor]:
         return [tensor.clone() for tensor in tensors if tensor.is_floating_point()]
 
 
-def _times(run: Callable[[], Any], milliseconds: float) -> tuple[float, float]:
-    """Return the median times of the eager and the accelerated model.
-
-    They take turns, so that a change of the clock rate or of the machine's load meets both.
-    """
-    runs = max(1, min(20, math.ceil(200 / milliseconds)))
-    eager: list[float] = []
-    accelerated: list[float] = []
-    for _ in range(3):
-        for context, measured in ((off(), eager), (nullcontext(), accelerated)):
-            with context:
-                run()
-                run()
-                measured.extend(_milliseconds(run, runs))
-    return statistics.median(eager), statistics.median(accelerated)
-
-
-def _milliseconds(run: Callable[[], Any], runs: int) -> list[float]:
-    synchronize = torch.cuda.synchronize if DEVICE == "cuda" else lambda: None
-    times = []
-    for _ in range(runs):
-        synchronize()
-        start = time.perf_counter()
-        run()
-        synchronize()
-        times.append((time.perf_counter() - start) * 1000)
-    return times
-
-
 def _relative_difference(tensors: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     squares = norms = 0.0
     for x, y in zip(tensors, expected):
@@ -189,9 +155,6 @@ def _reference(model: nn.Module, check: Check) -> tuple[Optional[list[Tensor]], 
         return None, None, "some of the model's weights are offloaded"
     dtype = torch.float64 if all(p.dtype == torch.float32 for p in parameters) else torch.float32
     name = str(dtype).removeprefix("torch.")
-    # Half as much again for the forward's results.
-    if 1.5 * dtype.itemsize * sum(p.numel() for p in parameters) > _free_memory(parameters):
-        return None, None, f"a {name} copy of the model does not fit in memory"
 
     def widen(leaf: Any) -> Any:
         return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
@@ -202,11 +165,3 @@ def _reference(model: nn.Module, check: Check) -> tuple[Optional[list[Tensor]], 
         return _outputs(wide, check), name, None
     except Exception as error:
         return None, None, f"a {name} copy of the model cannot run: {type(error).__name__}: {error}"
-
-
-def _free_memory(tensors: Sequence[Tensor]) -> float:
-    if any(tensor.is_cuda for tensor in tensors):
-        return torch.cuda.mem_get_info()[0]
-    if "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return math.inf

@@ -46,7 +46,10 @@ def _product(node: Any, users: Optional[int] = None) -> Optional[tuple[Node, Nod
 
 def _are_constant(editor: Editor, *weights: Node) -> bool:
     # Nothing writes the parameters of a model in a step.
-    return all(weight.op == "get_attr" and isinstance(editor.constant(weight), nn.Parameter) for weight in weights)
+    return all(
+        weight.op == "get_attr" and isinstance(getattr(editor.module, weight.target), nn.Parameter)
+        for weight in weights
+    )
 
 
 def _join_gate(editor: Editor, node: Node) -> None:
@@ -60,11 +63,11 @@ def _join_gate(editor: Editor, node: Node) -> None:
     (x, weight, bias), (other, up_weight, up_bias) = gate, up
     if x is not other or shape_of(weight) != shape_of(up_weight):
         return
-    exact = node.target is geglu.geglu_pair and node.args[2:] != ("tanh",)
+    exact = node.target is geglu.geglu_pair and node.kwargs.get("approximate") != "tanh"
     activation = "silu" if node.target is geglu.swiglu_pair else "gelu" if exact else "gelu_tanh"
     options = {"activation": activation, "constant_weights": _are_constant(editor, weight, up_weight)}
     args = (x, weight, up_weight, bias, up_bias)
-    editor.replace(node, editor.insert(node, decode.gated_linear, args, options, like=node))
+    editor.replace_by_call(node, decode.gated_linear, args, options)
 
 
 def _join_residual(editor: Editor, node: Node) -> None:
@@ -77,7 +80,7 @@ def _join_residual(editor: Editor, node: Node) -> None:
             continue
         if editor.may_join([part], node):
             options = {"residual": residual, "constant_weights": _are_constant(editor, product[1])}
-            editor.replace(node, editor.insert(node, decode.linear, product, options, like=node))
+            editor.replace_by_call(node, decode.linear, product, options)
             return
 
 
@@ -95,7 +98,7 @@ def _multiply(editor: Editor, node: Node) -> None:
     is_constant = _are_constant(editor, *(weight for _, weight, _ in parts))
     if len(group) == 1:
         options = {"constant_weights": is_constant}
-        editor.replace(node, editor.insert(node, decode.linear, product, options, like=node))
+        editor.replace_by_call(node, decode.linear, product, options)
         return
     weights, biases = [weight for _, weight, _ in parts], [bias for *_, bias in parts]
     if any(operand > node for operand in (*weights, *biases) if operand is not None):

@@ -16,7 +16,7 @@ class Editor:
     """One graph, whose operations are replaced by calls of the kernels."""
 
     def __init__(self, module: GraphModule) -> None:
-        self._module, self._graph = module, module.graph
+        self.module, self._graph = module, module.graph
         self.misses: list[tuple[Node, str]] = []  # operations that a kernel almost computes, and the reasons
         self.copies: dict[Any, Node] = {}  # of tables, by the table and its part
         self.causal: dict[Node, bool] = {}  # whether a mask is that of causal attention
@@ -26,10 +26,6 @@ class Editor:
     def nodes(self) -> Iterable[Node]:
         """Return the nodes that are left, the last ones first."""
         return (node for node in reversed(list(self._graph.nodes)) if node not in self._erased)
-
-    def constant(self, node: Node) -> Any:
-        """Return the value of a node that reads an attribute."""
-        return getattr(self._module, node.target)
 
     def is_erased(self, node: Node) -> bool:
         return node in self._erased
@@ -68,14 +64,15 @@ class Editor:
         for view in views:
             with self._graph.inserting_before(before):
                 new = self._graph.create_node(view.op, view.target, (x, *view.args[1:]), dict(view.kwargs))
-            args = [value(arg) for arg in view.args[1:]]
-            method = operator.getitem if view.op == "call_function" else None
-            given = value(x)
-            new.meta = {
-                "example_value": method(given, *args) if method else getattr(given, view.target)(*args, **view.kwargs)
-            }
+            call = view.target if view.op == "call_function" else getattr(Tensor, str(view.target))
+            new.meta = {"example_value": call(value(x), *map(value, view.args[1:]), **view.kwargs)}
             x = new
         return x
+
+    def replace_by_call(self, node: Node, function: Any, args: Any, kwargs: Any = None) -> Node:
+        new = self.insert(node, function, args, kwargs, like=node)
+        self.replace(node, new)
+        return new
 
     def replace(self, node: Node, new: Node) -> None:
         node.replace_all_uses_with(new)
@@ -85,14 +82,10 @@ class Editor:
         """Erase a node without users, and operands that have none then."""
         if node in self._erased or node.users or node.op not in ("call_method", "call_function") or changes(node):
             return
-        operands = node.all_input_nodes
-        self._graph.erase_node(node)
-        self._erased.add(node)
-        for operand in operands:
-            self.erase_unused(operand)
+        self.erase(node)
 
     def erase(self, node: Node) -> None:
-        """Erase a node that nothing reads, and that another one replaces."""
+        """Erase a node that nothing reads, and operands that have no reader then. Another node may do its writes."""
         operands = node.all_input_nodes
         self._changing = [other for other in self._changing if other is not node]
         self._graph.erase_node(node)

@@ -87,12 +87,10 @@ class Findings:
     Attributes:
         replaced: By class of module and operation: the number of modules.
         left: By class of module and the reason: how many modules.
-        kernels: By class of module and operation: the names of the kernels that it calls.
     """
 
     replaced: Counter[tuple[str, str]] = field(default_factory=Counter)
     left: Counter[tuple[str, str]] = field(default_factory=Counter)
-    kernels: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     _counted: set[tuple[str, ...]] = field(default_factory=set, repr=False)
 
     def add(self, graph: Graph, misses: Sequence[tuple[Node, str]], cls: type, owner: str = "") -> None:
@@ -104,8 +102,7 @@ class Findings:
             kernel = KERNELS_OF.get(node.target) if node.op == "call_function" else None
             path, name = _module_of(node, cls)
             if kernel is not None:
-                self._add_to(self.replaced, owner + path, name, kernel.does)
-                self.kernels[name, kernel.does] = list(kernel.names)
+                self._add_to(self.replaced, owner + path, name, kernel[0])
             elif operation(node) in _STATISTICS and re.search("[Nn]orm(?![a-z])", name):
                 self._add_to(self.left, owner + path, name, "it computes no norm that a kernel does")
         for node, reason in misses:

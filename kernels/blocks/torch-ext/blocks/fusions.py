@@ -5,7 +5,6 @@ last of its operations stood.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Optional
 
@@ -17,7 +16,7 @@ from .attention import drop_causal_mask, group_heads
 from .editing import Editor, broadcasts, fits, is_alike
 from .head_losses import join_loss
 from .kernel_set import DEVICE, adaln, geglu, loss, rmsnorm, rope3d
-from .matching import Match, call, match, mean, named, narrow, one_plus, rsqrt, sqrt, tagged, wide
+from .matching import Match, call, match, named, narrow, one_plus, tagged, wide
 from .recomputed import GATES, gated_linear
 from .rotations import rotate, rotate_together
 from .rows import halves
@@ -31,8 +30,9 @@ _x, _weight, _eps = named("x"), named("weight"), named("eps", number=True)
 _any_weight, _any_bias = named("weight", optional=True), named("bias", optional=True)
 _branch, _gate = named("branch"), named("gate")
 
-_variance = mean(wide(_x) ** 2) + _eps
-_normalized = wide(_x) * rsqrt(_variance) | wide(_x) / sqrt(_variance)
+_variance = call("mean", wide(_x) ** 2) + _eps  # of the last dimension, which is kept
+_normalized = wide(_x) * (call("rsqrt", _variance) | _variance**-0.5)
+_normalized |= wide(_x) / (call("sqrt", _variance) | _variance**0.5)
 _WIDE_NORM = (  # before it is rounded to the dtype of x
     tagged("offset", (1 + wide(_weight)) * _normalized)
     | tagged("rms", wide(_weight) * _normalized)
@@ -55,29 +55,22 @@ _ACTIVATED = {name: call(name, named("gate")) * named("up") for name in ("silu",
 _NORMS = (rmsnorm.rms_norm, adaln.ada_layer_norm, adaln.ada_rms_norm)
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """A kernel's function in a graph: its operation, for the report, and the packages that it is from."""
-
-    does: str
-    names: tuple[str, ...]
-
-
+# The operation of a kernel's function, for the report, and the package that it is from.
 KERNELS_OF = {
-    rmsnorm.rms_norm: Kernel("RMSNorm", ("rmsnorm",)),
-    rmsnorm.add_rms_norm: Kernel("residual sum with RMSNorm", ("rmsnorm",)),
-    adaln.ada_layer_norm: Kernel("LayerNorm, with modulation or without", ("adaln",)),
-    adaln.ada_rms_norm: Kernel("norm with modulation", ("adaln",)),
-    adaln.gate_residual: Kernel("residual sum with gate", ("adaln",)),
-    adaln.gate_residual_ada_norm: Kernel("residual sum with norm, gate and modulation", ("adaln",)),
-    geglu.geglu: Kernel("gated activation", ("geglu",)),
-    geglu.geglu_pair: Kernel("gated activation", ("geglu",)),
-    geglu.swiglu: Kernel("gated activation", ("geglu",)),
-    geglu.swiglu_pair: Kernel("gated activation", ("geglu",)),
-    loss.linear_cross_entropy: Kernel("cross entropy with its linear layer", ("loss",)),
-    gated_linear: Kernel("gated activation", ("geglu",)),
-    rope3d.apply_rotary: Kernel("rotary embedding", ("rope3d",)),
-    rope3d.norm_rotary: Kernel("q/k norm with rotary embedding", ("rope3d",)),
+    rmsnorm.rms_norm: ("RMSNorm", "rmsnorm"),
+    rmsnorm.add_rms_norm: ("residual sum with RMSNorm", "rmsnorm"),
+    adaln.ada_layer_norm: ("LayerNorm, with modulation or without", "adaln"),
+    adaln.ada_rms_norm: ("norm with modulation", "adaln"),
+    adaln.gate_residual: ("residual sum with gate", "adaln"),
+    adaln.gate_residual_ada_norm: ("residual sum with norm, gate and modulation", "adaln"),
+    geglu.geglu: ("gated activation", "geglu"),
+    geglu.geglu_pair: ("gated activation", "geglu"),
+    geglu.swiglu: ("gated activation", "geglu"),
+    geglu.swiglu_pair: ("gated activation", "geglu"),
+    loss.linear_cross_entropy: ("cross entropy with its linear layer", "loss"),
+    gated_linear: ("gated activation", "geglu"),
+    rope3d.apply_rotary: ("rotary embedding", "rope3d"),
+    rope3d.norm_rotary: ("q/k norm with rotary embedding", "rope3d"),
 }
 
 
@@ -131,9 +124,7 @@ def _modulate(editor: Editor, node: Node) -> None:
             continue
         parts = (weight, found["bias"]) if is_layer else (weight,)
         function = adaln.ada_layer_norm if is_layer else adaln.ada_rms_norm
-        editor.replace(
-            node, editor.insert(node, function, (x, scale, shift, *parts, found["eps"], rounding), like=node)
-        )
+        editor.replace_by_call(node, function, (x, scale, shift, *parts, found["eps"], rounding))
         return
 
 
@@ -145,12 +136,11 @@ def _normalize(editor: Editor, node: Node) -> None:
         return
     x, weight, eps = found["x"], found["weight"], found["eps"]
     if "layer" in found.tags:
-        new = editor.insert(node, adaln.ada_layer_norm, (x, None, None, weight, found["bias"], eps, "last"), like=node)
+        editor.replace_by_call(node, adaln.ada_layer_norm, (x, None, None, weight, found["bias"], eps, "last"))
     else:
         rounding = "before_weight" if "before_weight" in found.tags else "last"
         offset = 1.0 if "offset" in found.tags else 0.0
-        new = editor.insert(node, rmsnorm.rms_norm, (x, weight, eps, offset, rounding), like=node)
-    editor.replace(node, new)
+        editor.replace_by_call(node, rmsnorm.rms_norm, (x, weight, eps, offset, rounding))
 
 
 def _is_norm(found: Match, node: Node) -> bool:
@@ -186,8 +176,7 @@ def _gate_residual(editor: Editor, node: Node) -> None:
             and broadcasts(gate, x)
             and editor.may_join(found.nodes, node)
         ):
-            new = editor.insert(node, adaln.gate_residual, (x, branch, gate, rounding), like=node)
-            editor.replace(node, new)
+            editor.replace_by_call(node, adaln.gate_residual, (x, branch, gate, rounding))
             return
 
 
@@ -271,22 +260,15 @@ def _activate(editor: Editor, node: Node) -> None:
         activation = next(part for part in found.nodes if operation(part) == name)
         if argument(activation, 1, "inplace", False) is True:
             return
-        approximate = argument(activation, 1, "approximate", "none")
         base, half = halves(gate, up)
-        if base is not None and not fits(base, dtype_of(gate)):
-            base = None
-        options: Any
-        if name == "silu":
-            function, options = (geglu.swiglu_pair, ()) if base is None else (geglu.swiglu, {"gate": half})
-        elif base is None:
-            function, options = geglu.geglu_pair, (approximate,)
+        options: dict[str, Any] = (
+            {} if name == "silu" else {"approximate": argument(activation, 1, "approximate", "none")}
+        )
+        function = "swiglu" if name == "silu" else "geglu"
+        if base is not None and fits(base, dtype_of(gate)):
+            editor.replace_by_call(node, getattr(geglu, function), (base,), {**options, "gate": half})
         else:
-            function, options = geglu.geglu, {"approximate": approximate, "gate": half}
-        if base is None:
-            new = editor.insert(node, function, (gate, up, *options), like=node)
-        else:
-            new = editor.insert(node, function, (base,), options, like=node)
-        editor.replace(node, new)
+            editor.replace_by_call(node, getattr(geglu, f"{function}_pair"), (gate, up), options)
         return
 
 
@@ -299,11 +281,9 @@ def _recompute_gate(editor: Editor, node: Node) -> None:
     if not is_gated or not fits(weight, dtype_of(gated)) or not (bias is None or fits(bias, dtype_of(gated))):
         return
     if value(weight).requires_grad and editor.may_join([gated], node):
-        new = editor.insert(
-            node, gated_linear, (gated.target.__name__, dict(gated.kwargs), gated.args, weight, bias), like=node
-        )
-        new.meta["nn_module_stack"] = gated.meta.get("nn_module_stack")
-        editor.replace(node, new)
+        args = (gated.target.__name__, dict(gated.kwargs), gated.args, weight, bias)
+        stack = gated.meta.get("nn_module_stack")
+        editor.replace_by_call(node, gated_linear, args).meta["nn_module_stack"] = stack
 
 
 def _join_gelu(editor: Editor, node: Node) -> None:
@@ -318,7 +298,7 @@ def _join_gelu(editor: Editor, node: Node) -> None:
         return
     needs_gradient = torch.is_grad_enabled() and any(value(part).requires_grad for part in projection.args)
     if not needs_gradient and value(x).dim() > 1 and editor.may_join([projection], node):
-        editor.replace(node, editor.insert(node, linear_gelu, (x, weight, bias), like=node))
+        editor.replace_by_call(node, linear_gelu, (x, weight, bias))
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

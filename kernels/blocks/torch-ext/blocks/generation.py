@@ -155,9 +155,6 @@ class Decoder(Captures):
         kept = {} if isinstance(first, Tensor) else {name: getattr(first, name) for name in ("scores", "logits")}
         with self._lock, self._gpu.in_order(tokens.device):  # the call before may have been on another stream
             state = self._take(call, bucket_of(min(most_cached, cached + _ROOM)))
-            state.begin(call, tokens, self._gpu.wait)
-        if not call.is_filled and type(call.cache).__name__ == "DynamicCache":
-            call.cache.layers.clear()  # its memory is free then
 
         def step(length: int) -> None:
             """Compute the token after `length` tokens."""
@@ -167,6 +164,10 @@ class Decoder(Captures):
             self._run_step(state, call, model, forward)
 
         try:
+            with self._gpu.in_order(tokens.device):
+                state.begin(call, tokens, self._gpu.wait)
+            if not call.is_filled and type(call.cache).__name__ == "DynamicCache":
+                call.cache.layers.clear()  # its memory is free then
             with _for_decoding(model):
                 length = self._loop(call, state, step, tokens.shape[1], kept)
             if call.streamer is not None:
@@ -220,9 +221,8 @@ class Decoder(Captures):
                 with self._gpu.in_order(device):
                     compute(forward)  # for nothing: it allocates what a capture does not allow
                 try:
-                    change = self._change_in(model)
-                    if change is not None:
-                        raise Refused(change)
+                    if self._snapshot is not None and not self._snapshot.is_current(model):
+                        raise Refused(f"its forward changes {self._snapshot.find_difference(model)}")
                     is_first = not any(other.graphs for other in self._states)
                     finish = lambda logits: state.finish(logits, call)  # noqa: E731
                     replay, _ = self._capture(forward, compute, finish, device, is_first, fuse_step)

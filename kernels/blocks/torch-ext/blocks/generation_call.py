@@ -5,15 +5,13 @@ This module imports transformers: import it only for a model of transformers.
 
 from typing import Any, Optional
 
-import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationMixin, StaticCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer
 from transformers.generation import logits_process
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
-from transformers.masking_utils import create_masks_for_generate
 
-from .calls import Refused, is_value, refuse_if
+from .calls import is_value, refuse_if
 
 _LAYERS = DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer
 _INPUTS = {"attention_mask", "position_ids", "inputs_embeds", "use_cache", "tokenizer"}
@@ -117,7 +115,6 @@ class GenerateCall:
         self.max_length: int = self.criteria.max_length
         self.is_filled = bool(config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False))
         self.windows = self._windows(model.config.get_text_config(decoder=True))
-        self.takes_masks_by_type = self._takes_masks_by_type(model)
         self.keeps_scores = bool(config.return_dict_in_generate and config.output_scores)
         self.keeps_logits = bool(config.return_dict_in_generate and config.output_logits)
         self.deadline: Optional[float] = None
@@ -167,6 +164,8 @@ class GenerateCall:
         layers = DynamicCache(config=config).layers
         windows = tuple(int(layer.sliding_window) if layer.is_sliding else None for layer in layers)
         kinds = [layer.is_sliding for layer in cache.layers] or [False] * len(layers)
+        types = set(getattr(config, "layer_types", None) or ())
+        self.takes_masks_by_type = len(types) > 1
         cached = int(cache.get_seq_length())
         is_whole = embeddings is None and cached < tokens and (mask is None or mask.shape[1] == tokens)
         refuse_if(
@@ -182,22 +181,10 @@ class GenerateCall:
             ),
             (len({*windows} - {None}) > 1, "its layers have different sliding windows"),
             (cached and not is_whole, "the cache holds tokens that the call does not have"),
+            (types - {"full_attention", "sliding_attention"}, f"its attention has other masks: {', '.join(types)}"),
+            (not self.takes_masks_by_type and len(set(kinds)) > 1, "its layers have masks that it does not tell apart"),
         )
         return windows
-
-    def _takes_masks_by_type(self, model: Any) -> bool:
-        """Return whether the forward of a model takes a mask for each type of its layers."""
-        make = getattr(model, "create_masks_for_generate", create_masks_for_generate)
-        like = torch.empty((self.input_ids.shape[0], 1, 0), dtype=model.dtype, device=model.device)
-        cache = {self.cache_name: DynamicCache(config=model.config.get_text_config(decoder=True))}
-        masks = make(config=model.config, inputs_embeds=like, attention_mask=None, position_ids=None, **cache)
-        if isinstance(masks, dict):
-            if not masks.keys() <= {"full_attention", "sliding_attention"}:
-                raise Refused(f"its attention has other masks: {', '.join(masks)}")
-            return True
-        if len({window is None for window in self.windows}) > 1:
-            raise Refused("its layers have masks that it does not tell apart")
-        return False
 
 
 # --- logits processors ------------------------------------------------------------------------------------------------

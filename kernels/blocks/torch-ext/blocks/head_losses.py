@@ -51,10 +51,9 @@ def join_loss(editor: Editor, node: Node, returns_logits: bool) -> None:
         "label_smoothing": argument(node, 7, "label_smoothing", 0.0),
         "softcap": cap,
     }
-    new = editor.insert(node, loss.linear_cross_entropy, (rows, weight, target), options, like=node)
     for user in users:
         user.args = torch.fx.node.map_arg(user.args, lambda part: None if part in chain else part)
-    editor.replace(node, new)
+    editor.replace_by_call(node, loss.linear_cross_entropy, (rows, weight, target), options)
 
 
 def _head_of(logits: Any) -> Optional[tuple[list[Node], float]]:

@@ -122,19 +122,6 @@ def narrow(x: Pattern) -> Pattern:
     return Pattern(find)
 
 
-def mean(x: Pattern) -> Pattern:
-    """The mean of the last dimension, which is kept."""
-    return call("mean", x)
-
-
-def rsqrt(x: Pattern) -> Pattern:
-    return call("rsqrt", x) | x**-0.5
-
-
-def sqrt(x: Pattern) -> Pattern:
-    return call("sqrt", x) | x**0.5
-
-
 def one_plus(x: Pattern) -> Pattern:
     """Match `1 + x`, also where dimensions are added to the sum: `views` are then the nodes that add them."""
     total = call("add", 1, x)

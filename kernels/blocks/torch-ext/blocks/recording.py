@@ -18,7 +18,7 @@ from torch.fx.node import map_aggregate
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .editing import is_view
@@ -60,7 +60,6 @@ class Recording:
         self.obstacle: Optional[str] = None
         self.module: GraphModule = GraphModule({}, Graph())
         self._cls = cls
-        self._output: Any = None
 
     def record(self, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Return the result of `forward(*args, **kwargs)`, whose calls make up the graph."""
@@ -80,33 +79,23 @@ class Recording:
         return output
 
     def _end(self, writer: "_Writer", output: Any) -> None:
-        outputs: list[Node] = []
-
-        def place(leaf: Any) -> Any:
-            if type(leaf) not in PLAIN_TENSORS:
-                return leaf
-            outputs.append(writer.node_of(leaf))
-            return _Part(len(outputs) - 1)
-
+        self._leaves, self._structure = tree_flatten(output)
+        self._places = [index for index, leaf in enumerate(self._leaves) if type(leaf) in PLAIN_TENSORS]
         try:
-            self._output = tree_map(place, output)
+            writer.graph.output([writer.node_of(self._leaves[index]) for index in self._places])
         except Unrecorded as unrecorded:
             self.obstacle = str(unrecorded)
             return
-        writer.graph.output(outputs)
+        for index in self._places:
+            self._leaves[index] = None
         self.module = GraphModule(writer.constants, writer.graph)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result for other tensors in the arguments, by the calls of the graph."""
-        parts = Interpreter(self.module).run(*_plain_in((args, kwargs)))
-        return tree_map(lambda leaf: parts[leaf.index] if isinstance(leaf, _Part) else leaf, self._output)
-
-
-class _Part:
-    """Stands for a tensor in a recorded result."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
+        leaves = [*self._leaves]
+        for index, tensor in zip(self._places, Interpreter(self.module).run(*_plain_in((args, kwargs)))):
+            leaves[index] = tensor
+        return tree_unflatten(leaves, self._structure)
 
 
 class _Writer(TorchFunctionMode):
@@ -177,7 +166,7 @@ class _Writer(TorchFunctionMode):
         if is_transformed():
             raise Unrecorded("it uses a transform of torch.func")
         kind, target, args = _call_of(function, args)
-        if not _has_tensors(result) and not _writes(target):
+        if not _has_tensors(result) and not changes(Node(self.graph, "", kind, target, (), {})):
             return  # a size, a dtype, or a number that a capture does not allow to read
         node = self.graph.create_node(
             kind, target, map_aggregate(args, self._argument), map_aggregate(kwargs, self._argument)
@@ -301,14 +290,3 @@ def _call_of(function: Any, args: Sequence[Any]) -> tuple[str, Any, tuple]:
     if getattr(Tensor, name, None) is function:
         return "call_method", name, tuple(args)
     return "call_function", function, tuple(args)
-
-
-def _writes(target: Any) -> bool:
-    """Return whether a call without a result may write to a tensor."""
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    schema = getattr(target, "_schema", None)
-    return (
-        name in ("setitem", "__setitem__")
-        or (name.endswith("_") and not name.endswith("__"))
-        or (schema is not None and schema.is_mutable)
-    )

@@ -12,21 +12,16 @@ from torch import nn
 from . import kernel_set
 from .comparison import Comparison
 from .findings import Findings, GenerationCounts, GraphCounts
+from .fusions import KERNELS_OF
 from .tested_versions import TESTED
 
-
-def _modules(number: int) -> str:
-    return f"{number} module" if number == 1 else f"{number} modules"
+_PACKAGES = dict(KERNELS_OF.values())  # by operation
 
 
 def _versions() -> dict[str, str]:
-    versions = {name: str(version) for name, version in kernel_set.VERSIONS.items()}
-    versions["torch"] = torch.__version__
-    for library in (*TESTED, "peft", "accelerate"):
-        version = _version_of(library)
-        if version is not None:
-            versions[library] = version
-    return versions
+    versions = {**kernel_set.VERSIONS, "torch": torch.__version__}
+    versions |= {library: _version_of(library) for library in (*TESTED, "peft", "accelerate")}
+    return {name: str(version) for name, version in versions.items() if version is not None}
 
 
 def _version_of(library: str) -> Optional[str]:
@@ -34,9 +29,8 @@ def _version_of(library: str) -> Optional[str]:
     return getattr(sys.modules.get(library), "__version__", None)
 
 
-def _minor(version: str) -> tuple[int, int]:
-    major, minor = version.split(".")[:2]
-    return int(major), int(minor)
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")[:2]))
 
 
 def _counts(counts: Any) -> dict[str, Any]:
@@ -48,7 +42,7 @@ class Report(Findings):
     """A model's replaced modules, the modules left, and the reasons. `print(report)` shows it as a table.
 
     Attributes:
-        replaced, left, kernels: The findings, which grow with every graph.
+        replaced, left: The findings, which grow with every graph.
         notes: Further notices, a sentence each.
         versions: Of this package, its kernels, Torch, and the libraries that are loaded.
         graphs: By model: the counts of its CUDA graphs, which grow with every call.
@@ -66,12 +60,10 @@ class Report(Findings):
         """Return the report as data that `json.dumps` takes."""
         return {
             "replaced": [
-                {"class": name, "count": number, "does": does, "kernels": self.kernels.get((name, does), [])}
+                {"class": name, "count": number, "does": does, "kernels": [_PACKAGES[does]]}
                 for (name, does), number in self.replaced.items()
             ],
-            "left": [
-                {"class": name, "count": number, "reason": reason} for (name, reason), number in self.left.items()
-            ],
+            "left": [{"class": name, "count": number, "reason": why} for (name, why), number in self.left.items()],
             "notes": list(self.notes),
             "device": kernel_set.DEVICE,
             "versions": dict(self.versions),
@@ -81,25 +73,21 @@ class Report(Findings):
         }
 
     def __str__(self) -> str:
-        replaced, left = sum(self.replaced.values()), sum(self.left.values())
-        if replaced or left:
-            lines = [f"{_modules(replaced)} replaced, {left} left as before; kernels for {kernel_set.DEVICE}"]
-        else:
-            lines = [f"nothing replaced so far, before the first trace; kernels for {kernel_set.DEVICE}"]
+        replaced, left, device = sum(self.replaced.values()), sum(self.left.values()), kernel_set.DEVICE
+        lines = [f"{replaced} module{'s' * (replaced != 1)} replaced, {left} left as before; kernels for {device}"]
+        if not replaced and not left:
+            lines = [f"nothing replaced so far, before the first trace; kernels for {device}"]
         width = max((len(name) for name, _ in [*self.replaced, *self.left]), default=0)
         for title, counts in (("replaced", self.replaced), ("left", self.left)):
-            if counts:
-                lines.append(f"{title}:")
+            lines += [f"{title}:"] if counts else []
             for (name, text), number in counts.items():
-                kernels = self.kernels.get((name, text)) if counts is self.replaced else None
-                by = f" ({', '.join(kernels)})" if kernels else ""
+                by = f" ({_PACKAGES[text]})" if counts is self.replaced and text in _PACKAGES else ""
                 lines.append(f"  {number:4} x {name:{width}}  {text}{by}")
-        for name, graphs in self.graphs.items():
-            lines += [f"graphs of {name}:", *(f"  {line}" for line in str(graphs).splitlines())]
-        for name, steps in self.generation.items():
-            lines += [f"generate of {name}:", *(f"  {line}" for line in str(steps).splitlines())]
-        if self.check is not None:
-            lines += ["check:", *(f"  {line}" for line in str(self.check).splitlines())]
+        parts: list[tuple[str, Any]] = [(f"graphs of {name}", counts) for name, counts in self.graphs.items()]
+        parts += [(f"generate of {name}", counts) for name, counts in self.generation.items()]
+        parts += [("check", self.check)] if self.check is not None else []
+        for title, part in parts:
+            lines += [f"{title}:", *(f"  {line}" for line in str(part).splitlines())]
         lines += [f"note: {note}" for note in self.notes]
         lines.append("versions: " + ", ".join(f"{name} {version}" for name, version in self.versions.items()))
         return "\n".join(lines)
@@ -107,15 +95,13 @@ class Report(Findings):
 
 def notes_on(roots: Iterable[nn.Module]) -> list[str]:
     """Return notices about accelerated models: their device and dtype, untested libraries."""
+    tensors = [tensor for root in roots for tensor in (*root.parameters(), *root.buffers())]
+    devices = sorted({tensor.device.type for tensor in tensors} - {"meta"})
+    dtypes = {tensor.dtype for tensor in tensors if isinstance(tensor, nn.Parameter)}
     notes = []
-    roots = list(roots)
-    devices = {tensor.device.type for root in roots for tensor in (*root.parameters(), *root.buffers())} - {"meta"}
-    dtypes = {parameter.dtype for root in roots for parameter in root.parameters()}
     if devices and kernel_set.DEVICE not in devices:
-        notes.append(
-            f"the kernels are for {kernel_set.DEVICE}, and the model is on {', '.join(sorted(devices))}: "
-            "there it runs as before"
-        )
+        of = ", ".join(devices)
+        notes.append(f"the kernels are for {kernel_set.DEVICE}, and the model is on {of}: there it runs as before")
     if dtypes and not dtypes & {*kernel_set.DTYPES}:
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
         notes.append(f"the model is in {names}, which the kernels do not take: it runs as before")

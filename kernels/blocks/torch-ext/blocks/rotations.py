@@ -1,6 +1,6 @@
 """Rotary embeddings by the kernels in a graph of Dynamo's, alone and together with the norms of q and k."""
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import torch
 from torch.fx import Node
@@ -38,14 +38,15 @@ def rotate(editor: Editor, node: Node) -> None:
         or not editor.may_join(rotation.nodes, place, stores)
     ):
         return
-    tables = _tables(editor, place, rotation, layout)
+    is_heads_first, dim_of_heads = layout
+    tables = _tables(editor, place, rotation, dim_of_heads)
     if tables is None:
         editor.misses.append((node, "its rotary tables are not tensors of one dtype that the kernel reads"))
         return
     if value(x).dim() == 3:
         heads = editor.insert_view(place, "unsqueeze", x, 2)
     else:
-        heads = _tokens_first(editor, place, x) if layout.is_heads_first else x
+        heads = _tokens_first(editor, place, x) if is_heads_first else x
     options: dict[str, Any] = {"pairs": rotation.pairs}
     if rotation.width is not None:
         options["rotary_dim"] = rotation.width
@@ -58,7 +59,7 @@ def rotate(editor: Editor, node: Node) -> None:
     new = editor.insert_part(place, call, 0, like=heads)
     if value(x).dim() == 3:
         new = editor.insert_view(place, "squeeze", new, 2)
-    elif layout.is_heads_first:
+    elif is_heads_first:
         new = editor.insert_view(place, "transpose", new, 1, 2)
     new.meta = dict(node.meta)
     for store in reversed(stores):
@@ -75,26 +76,21 @@ def _assignment(node: Node, x: Node) -> Optional[Node]:
     return user if is_part and user.args[:2] == x.args else None
 
 
-def _tables(editor: Editor, place: Node, rotation: Rotation, layout: "_Layout") -> Optional[list[Node]]:
+def _tables(editor: Editor, place: Node, rotation: Rotation, dim_of_heads: Optional[int]) -> Optional[list[Node]]:
     """Return the tables as the kernel takes them; None if it cannot."""
-    tables = []
-    for given, part in ((rotation.cos, torch.real), (rotation.sin, torch.imag)):
-        table = _adjacent(editor, place, given, part if value(given).is_complex() else None)
-        if not fits(table):
-            return None
-        tables.append(_without_dimension(editor, place, table, layout.dim_of_heads))
-    return tables if dtype_of(tables[0]) == dtype_of(tables[1]) else None
+    is_complex = value(rotation.cos).is_complex()
+    parts = (torch.real, torch.imag) if is_complex else (None, None)
+    tables = [_table(editor, place, *of, dim_of_heads) for of in zip((rotation.cos, rotation.sin), parts)]
+    return tables if all(map(fits, tables)) and dtype_of(tables[0]) == dtype_of(tables[1]) else None
 
 
-def _adjacent(editor: Editor, place: Node, table: Node, part: Any) -> Node:
-    """Return a table, or a part of it, whose rows have adjacent elements: the kernels read others slowly.
+def _table(editor: Editor, place: Node, table: Node, part: Any, dim: Optional[int]) -> Node:
+    """Return a table, or a part of it, without a dimension; rows have adjacent elements: kernels read others slowly.
 
-    A copy stands behind the table, and serves all rotations by it, if nothing writes to a tensor until then.
+    Copies and views stand behind the table, and serve all rotations by it, if nothing writes to a tensor until then.
     """
-    if part is None and value(table).stride(-1) == 1:
-        return table
     before = table.next if table.op != "placeholder" and editor.may_join([table], place) else place
-    known = editor.copies.get((table, part))
+    known = editor.copies.get((table, part, dim))
     if known is not None and before is not place:
         return known
     node = table
@@ -103,8 +99,10 @@ def _adjacent(editor: Editor, place: Node, table: Node, part: Any) -> Node:
         node.meta["example_value"] = part(value(table))
     if value(node).stride(-1) != 1:
         node = editor.insert_view(before, "contiguous", node)
+    if dim is not None:
+        node = editor.insert_view(before, "squeeze", node, dim)
     if before is not place:
-        editor.copies[table, part] = node
+        editor.copies[table, part, dim] = node
     return node
 
 
@@ -116,38 +114,19 @@ def _tokens_first(editor: Editor, before: Node, x: Any) -> Any:
     return editor.insert_view(before, "transpose", x, 1, 2)
 
 
-def _without_dimension(editor: Editor, before: Node, table: Node, dim: Optional[int]) -> Node:
-    if dim is None:
-        return table
-    *_, inner = added_dimensions(table)
-    shape = shape_of(table)
-    if inner is not table and shape_of(inner) in (
-        (*shape[:dim], *shape[dim + 1 :]),
-        shape[dim + 1 :] if shape[0] == 1 else (),
-    ):
-        return inner
-    return editor.insert_view(before, "squeeze", table, dim)
-
-
-class _Layout(NamedTuple):
-    """The dimension of a table that stands for the heads, if it has one, and whether heads precede tokens in x."""
-
-    dim_of_heads: Optional[int]
-    is_heads_first: bool
-
-
-def _layout(shape: tuple[Any, ...], table: tuple[Any, ...]) -> Optional[_Layout]:
+def _layout(shape: tuple[Any, ...], table: tuple[Any, ...]) -> Optional[tuple[bool, Optional[int]]]:
+    """Return whether heads precede tokens in x, and the dimension of a table for the heads, or None if it has none."""
     if len(table) > len(shape) or len(table) < 2:
         return None
-    full = (1,) * (len(shape) - len(table)) + table
+    missing = len(shape) - len(table)
+    full = (1,) * missing + table
     if full[0] not in (1, shape[0]):
         return None
     if len(shape) == 3:
-        return _Layout(None, False) if full[1] == shape[1] else None
+        return (False, None) if full[1] == shape[1] else None
     for heads, tokens in ((1, 2), (2, 1)):
         if full[heads] == 1 and full[tokens] == shape[tokens] and (heads == 1 or len(table) > 2):
-            dim = heads - (len(shape) - len(table))
-            return _Layout(dim if dim >= 0 else None, heads == 1)
+            return heads == 1, heads - missing if heads >= missing else None
     return None
 
 

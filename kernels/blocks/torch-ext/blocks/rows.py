@@ -191,10 +191,10 @@ def _kind_of(x: Tensor, cos: Tensor, sin: Tensor, result: Tensor) -> Optional[tu
     """Return the kind of pairs of a rotation, and its width if it leaves the rest of a head; None for other results."""
     if cos is sin and cos.is_complex():
         cos, sin = cos.real, cos.imag
-    count, is_real = len(cos), not (cos.is_complex() or sin.is_complex())
-    for width in (
-        (count, 2 * count) if sin.shape == cos.shape and is_real else ()
-    ):  # a value for each element, or for each pair
+    count = len(cos)
+    if sin.shape != cos.shape or cos.is_complex() or sin.is_complex():
+        return None
+    for width in (count, 2 * count):  # a value for each element, or for each pair
         if 4 <= width <= len(x) and width % 2 == 0:
             rotated, tables = x[:width], [cos, sin]
             first, second = rotated.chunk(2)
@@ -210,6 +210,4 @@ def _kind_of(x: Tensor, cos: Tensor, sin: Tensor, result: Tensor) -> Optional[tu
 
 def assignments_to(node: Node) -> list[Node]:
     """Return the two assignments that fill a new tensor, if it is one."""
-    return (
-        sorted(user for user in node.users if operation(user) == "setitem") if operation(node) == "empty_like" else []
-    )
+    return sorted(user for user in node.users if operation(user) == "setitem" and operation(node) == "empty_like")

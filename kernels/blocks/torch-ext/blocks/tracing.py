@@ -5,7 +5,9 @@ modules, hooks, modes and global names are as they were when it was traced. Indu
 calls run one by one, without the Python of the model around them.
 """
 
+import copy
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FunctionType
@@ -16,7 +18,7 @@ from torch import nn
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.utils import counters
 from torch.compiler import is_compiling
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule
 
 from .findings import Findings
 from .fusions import fuse
@@ -114,13 +116,13 @@ class _Backend:
 
     def __init__(self, cls: type, findings: Findings, returns_logits: bool) -> None:
         self.cls, self.findings, self._returns_logits = cls, findings, returns_logits
-        self._breaks = dict(counters["graph_break"])
+        self._breaks = Counter(counters["graph_break"])
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         self._add_breaks()
         if torch.is_autocast_enabled(DEVICE):  # it changes the dtypes of the model's own operations
             return module.forward
-        own = GraphModule(module, _copied(module.graph))
+        own = GraphModule(module, copy.deepcopy(module.graph))
         for part in module.modules():  # the others are the bodies of checkpoints and the like
             if isinstance(part, GraphModule):
                 misses = fuse(part, self._returns_logits)
@@ -133,15 +135,7 @@ class _Backend:
         return run
 
     def _add_breaks(self) -> None:
-        for reason, number in counters["graph_break"].items():
-            if number > self._breaks.get(reason, 0):
-                title = reason.strip().partition("\n")[0]
-                self.findings.left["graph break", title] += number - self._breaks.get(reason, 0)
-        self._breaks = dict(counters["graph_break"])
-
-
-def _copied(graph: Graph) -> Graph:
-    copy = Graph()
-    values: dict[Node, Node] = {}
-    copy.output(copy.graph_copy(graph, values))
-    return copy
+        breaks = Counter(counters["graph_break"])
+        for reason, number in (breaks - self._breaks).items():
+            self.findings.left["graph break", reason.strip().partition("\n")[0]] += number
+        self._breaks = breaks
