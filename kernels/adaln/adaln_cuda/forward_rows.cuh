@@ -231,9 +231,8 @@ __device__ __forceinline__ void norm_general(const TiledForward& problem, const 
     if (!position.has(i)) continue;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      change_pairs<T>(words[r][i], [&](int pair, float2 x) {
-        return norm_pair(problem, staged, i, pair, x, means[r], rstds[r]);
-      });
+      change_pairs<T>(words[r][i],
+                      [&](int pair, float2 x) { return norm_pair(problem, staged, i, pair, x, means[r], rstds[r]); });
       position.write(problem.normed, r, i, words[r][i]);
     }
   }
