@@ -39,20 +39,12 @@ def output_of(
 def signature(paths: Iterable[Path]) -> str:
     """Return a digest of the sizes, times and inodes of files; for a directory, of all files below it."""
     digest = hashlib.sha256()
-    for path in paths:
-        if path.is_dir():
-            for home, directories, names in os.walk(path):
-                directories.sort()
-                for name in sorted(names):
-                    _add(digest, Path(home) / name)
-        else:
-            _add(digest, path)
+    for root in paths:
+        for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
+            status = path.stat() if path.exists() else path.lstat()  # a dangling link counts too
+            times = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+            digest.update(f"{path}\0{times}\n".encode())
     return digest.hexdigest()
-
-
-def _add(digest: hashlib._Hash, path: Path) -> None:
-    status = path.stat() if path.exists() else path.lstat()  # a dangling link counts too
-    digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\0{status.st_ino}\n".encode())
 
 
 class ProbeCache:

@@ -197,9 +197,7 @@ def _torch(variants: Sequence[Variant]) -> str:
 
 
 def _urls(project: Project) -> Iterator[tuple[str, str]]:
-    upstream = (
-        (f"Upstream {number}" if number > 1 else "Upstream", url) for number, url in enumerate(project.upstream, 1)
-    )
+    upstream = ((f"Upstream {number}".removesuffix(" 1"), url) for number, url in enumerate(project.upstream, 1))
     for label, url in (("Source", project.source), *upstream):
         if url and url.startswith(("https://", "http://")):
             yield label, url

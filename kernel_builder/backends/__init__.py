@@ -122,12 +122,14 @@ class CompiledBackend(Backend):
 
     # Toolchains.
 
-    def obstacle(self, toolchains: ToolchainSource, release: Release | None) -> Obstacle | None:
-        """Return why a release cannot be compiled for on this machine, or None if it can. No network."""
-        return None
+    def obstacle(
+        self, toolchains: ToolchainSource, release: Release | None, *, with_torch: bool = True
+    ) -> Obstacle | None:
+        """Return why a release cannot be compiled for on this machine, or None if it can. No network.
 
-    def obstacle_without_torch(self, toolchains: ToolchainSource, release: Release | None) -> Obstacle | None:
-        """Return why a binary for a release cannot have the device's runtime itself, or None if it can. No network."""
+        Args:
+            with_torch: Whether Torch brings the device's runtime; else the binary has to have it itself.
+        """
         return None
 
     def toolkit(self, toolchains: ToolchainSource, release: Release | None) -> Toolkit | None:

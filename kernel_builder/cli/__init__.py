@@ -53,6 +53,7 @@ _SECTIONS: dict[str, dict[str, str]] = {
         "testshell": "develop_command.testshell",
         "emulate": "develop_command.emulate",
         "compile-commands": "develop_command.compile_commands",
+        "create-pyproject": "develop_command.create_pyproject",
     },
     "Less often": {
         "update-build": "config_command.update_build",
@@ -64,6 +65,7 @@ _SECTIONS: dict[str, dict[str, str]] = {
 _HIDDEN = {
     "build-and-copy": "build_command.build_and_copy",
     "build-and-upload": "upload_command.build_and_upload",
+    "check-abi": "check_command.check_builds",
     "completions": "completions_command.completions",
     "hash": "check_command.hash_builds",
 }

@@ -13,7 +13,7 @@ from kernel_builder.cli.shared_options import directory_argument, public_shell_o
 from kernel_builder.config.ownership import VARIABLE
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
-from kernel_builder.develop import choice, shells
+from kernel_builder.develop import choice, shells, wheel_backend
 from kernel_builder.develop import compile_commands as editor
 from kernel_builder.develop import emulate as emulator
 from kernel_builder.plural import counted
@@ -149,3 +149,19 @@ def emulate(directory: Path, warp_size: str, backend: str | None, pytest_argumen
     emulator.emulated(project, backend, int(warp_size), target)
     click.echo(f"{project.name}, emulated in {target}", err=True)
     sys.exit(emulator.run_tests(target, pytest_arguments))
+
+
+@click.command()
+@directory_argument
+@click.option("--force", "-f", is_flag=True, help="Replace an existing pyproject.toml.")
+def create_pyproject(directory: Path, force: bool) -> None:
+    """Write a pyproject.toml, so that pip builds and installs a project by calling kernel-builder.
+
+    DIR is the project (default: here). pip builds the variant that fits the installed Torch. After an editable
+    install, `kernel-builder build` updates the imported package.
+
+    \b
+    kernel-builder create-pyproject my-kernel
+    pip install --no-build-isolation --editable my-kernel
+    """
+    click.echo(f"wrote {wheel_backend.create(directory, overwrite=force)}")

@@ -71,17 +71,13 @@ def empty_backends(project: Project) -> dict[Backend, str]:
     """Return the backends that version ranges leave without a variant that the Hub asks for, each with the reason."""
     if isinstance(project.framework, TorchNoarch):
         return {}
-    torch = f"the matrix has Torch {', '.join(map(str, matrix.torch_releases()))}"
-    empty = {}
-    skipped = skipped_backends(project)
-    for backend in (backend for backend in project.backends if backend not in skipped):
-        if not _compiled(project, backend, whole=False):
-            releases = ", ".join(str(release) for release in backend.releases() if release)
-            empty[backend] = (
-                f"the version ranges leave no {backend.name} variant that the Hub asks for: {torch}"
-                f"{f' and {backend.title} {releases}' if releases else ''}"
-            )
-    return empty
+    releases = ", ".join(map(str, matrix.torch_releases()))
+    return {
+        backend: f"the version ranges leave no {backend.name} variant that the Hub asks for: the matrix has Torch "
+        f"{releases}"
+        for backend in project.backends
+        if backend not in skipped_backends(project) and not _compiled(project, backend, whole=False)
+    }
 
 
 def _frameworks(project: Project, backend: Backend, whole: bool) -> list[StableAbi | FullAbi | TvmFfiAbi]:

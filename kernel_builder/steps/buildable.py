@@ -49,11 +49,10 @@ def obstacle(project: Project, variant: Variant, toolchains: Toolchains) -> Obst
     if any(kernel.cargo_manifest for kernel in kernels) and (unusable := crates.obstacle(variant)):
         return unusable
     backend = backends.compiled(variant.backend)
-    unusable = backend.obstacle(toolchains, variant.release)
-    if unusable is None and isinstance(variant.framework, TvmFfiAbi):
-        headers = toolchains.component_obstacle(components.tvm_ffi_headers(variant.framework))
-        return headers or backend.obstacle_without_torch(toolchains, variant.release)
-    return unusable
+    if not isinstance(variant.framework, TvmFfiAbi):
+        return backend.obstacle(toolchains, variant.release)
+    headers = toolchains.component_obstacle(components.tvm_ffi_headers(variant.framework))
+    return headers or backend.obstacle(toolchains, variant.release, with_torch=False)
 
 
 def missing_dependency(project: Project, backend: Backend, toolchains: Toolchains) -> Obstacle | None:

@@ -32,12 +32,8 @@ def digest_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.sha256")
 
 
-def put(file: Path, output: Path) -> None:
-    """Copy a whole file into the cache."""
-    _store(file.read_bytes(), output)
-
-
-def _store(content: bytes, output: Path) -> None:
+def put(content: bytes, output: Path) -> None:
+    """Write the content of an output."""
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(digest_path(output), hashlib.sha256(content).hexdigest())
     write_atomically(output, content)
@@ -65,7 +61,7 @@ def missing(graph: Graph, cache: Path, shared: Path | None = None) -> tuple[list
             return True
         content = _read(output_path(shared, step)) if shared else None
         if content is not None:
-            _store(content, output)
+            put(content, output)
         return content is not None
 
     binaries = [binary for binary in graph.binaries if not has(binary)]

@@ -9,15 +9,15 @@ from pathlib import Path
 
 from kernel_builder import elf, toml_file
 from kernel_builder.demangle import demangle
-from kernel_builder.plural import counted
+from kernel_builder.plural import counted, some_of
 from kernel_builder.steps.graph import SYSROOT, Binary, CompileStep, Graph
 from kernel_builder.toolchain.stub_libraries import Sysroot
 from kernel_format.errors import BuildError, StoreError
 
 # With fewer free bytes on the cache's disk, a full disk is the reason of a failed step.
 _LEAST_FREE = 2**20
-# From this number on, variants are counted and not named.
-_MANY_VARIANTS = 5
+# The variants and files that an error names; more are counted.
+_MOST_NAMES = 4
 # The first error of g++ (`f.cpp:1:2: error: ...`), nvcc (`f.cu(1): error: ...`, `ptxas error   : ...`) or the linker.
 _FIRST_ERROR = re.compile(
     r"^.*(?:\b(?:error(?:\[E\d+\])?|fatal)\s*:|died due to signal|undefined reference|multiple definition).*$", re.M
@@ -28,7 +28,6 @@ _OWN_LINE = re.compile(r"^(?:(?:In file included| +) *from )?([^\s/:][^\s:]*:\d+
 # clang's request to attach files of the step, which are removed, to a bug report.
 _REPORT = re.compile(r"^clang version .*?^\*{20}$.*?^\*{20}\n?", re.M | re.S)
 _LONGEST_REASON = 300  # characters
-_MOST_FILES = 3  # that an error names
 
 
 def failure(
@@ -59,7 +58,7 @@ def failure(
     if not log.exists():
         return BuildError("ninja could not run the step", where=step.title, output=ninja_output)
     variants = graph.variants_of(step)
-    served = ", ".join(variants) if len(variants) < _MANY_VARIANTS else f"{len(variants)} variants"
+    served = ", ".join(variants) if len(variants) <= _MOST_NAMES else f"{len(variants)} variants"
     output = _REPORT.sub("", output)
     if isinstance(step, CompileStep):
         output = re.sub(r"(?<![\w./\"<-])src/", "", output)  # paths relative to the project
@@ -69,8 +68,7 @@ def failure(
     hint: str | None = None
     if foreign:
         message = (
-            f"reads {', '.join(foreign[:_MOST_FILES])}{', ...' if foreign[_MOST_FILES:] else ''}, which neither the "
-            f"project nor a toolchain of this variant has"
+            f"reads {some_of(foreign, _MOST_NAMES)}, which neither the project nor a toolchain of this variant has"
         )
         hint = "copy the file into the project, and list it in `src`; other machines have another one, or none"
         output = ""

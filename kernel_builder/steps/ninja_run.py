@@ -152,7 +152,8 @@ class _Run:
             except BuildError as error:
                 self.failures[step.key] = error
                 continue
-            put(directory / ("out.so" if isinstance(step, Binary) else "out.o"), output_path(self.cache, step))
+            made = directory / ("out.so" if isinstance(step, Binary) else "out.o")
+            put(made.read_bytes(), output_path(self.cache, step))
             self.ended.append(step)
 
     def _check(self, step: CompileStep | Binary, directory: Path) -> None:

@@ -28,6 +28,7 @@ from typing import Any
 from kernel_builder import toml_file
 from kernel_builder.backends.tools import HostCompiler
 from kernel_builder.elf import DefinedSymbol, defined_symbols, without_definitions
+from kernel_builder.probe_cache import output_of
 from kernel_builder.toolchain import host_compiler
 from kernel_format.errors import ToolchainError
 
@@ -43,6 +44,10 @@ OPENMP_LIBRARY = "libgomp.so.1"
 _FACET_ID = re.compile(r"_Z(?:GV)?NK?St.*2idE")
 
 COMPAT = "lib/libcompat.a"
+_HINT = (
+    "reinstall g++ with its runtime libraries (Debian: apt-get install --reinstall g++; Fedora, RHEL: dnf "
+    "install gcc-c++ libstdc++-static)"
+)
 
 
 @dataclass(frozen=True)
@@ -131,27 +136,17 @@ def _run(command: list[str], cwd: Path) -> str:
     return done.stdout
 
 
-def _ask(cxx: Path, option: str) -> str:
-    return subprocess.run([str(cxx), option], capture_output=True, text=True, check=True).stdout.strip()
-
-
 def _find(cxx: Path, name: str) -> Path | None:
     """Return the path of a runtime library or object that the compiler links, or None if it has none."""
-    path = Path(_ask(cxx, f"-print-file-name={name}"))
+    path = Path(output_of(cxx, f"-print-file-name={name}", hint=_HINT))
     return path.resolve() if path.is_absolute() else None
 
 
 def _locate(cxx: Path, name: str) -> Path:
     """Return the path of a runtime library or object that the compiler links."""
-    path = _find(cxx, name)
-    if path is None:
-        raise ToolchainError(
-            f"the C++ compiler does not find {name}",
-            where=str(cxx),
-            hint="reinstall g++ with its runtime libraries (Debian: apt-get install --reinstall g++; Fedora, RHEL: dnf "
-            "install gcc-c++ libstdc++-static)",
-        )
-    return path
+    if path := _find(cxx, name):
+        return path
+    raise ToolchainError(f"the C++ compiler does not find {name}", where=str(cxx), hint=_HINT)
 
 
 def make(host: HostCompiler, directory: Path, libraries: Iterable[str] = ()) -> None:
@@ -196,7 +191,7 @@ def _make_compat(cxx: Path, directory: Path, dropped: set[str]) -> set[str]:
     # The compilers of RHEL use the system's libstdc++.so.6 and have newer symbols in a library of their own.
     archive = _find(cxx, "libstdc++_nonshared.a") or _locate(cxx, "libstdc++.a")
     (directory / COMPAT).write_bytes(without_definitions(archive.read_bytes(), dropped | own))
-    _run([_ask(cxx, "-print-prog-name=ar"), "rcD", COMPAT, *members], directory)
+    _run([output_of(cxx, "-print-prog-name=ar", hint=_HINT), "rcD", COMPAT, *members], directory)
     for name in [*members, "compat.cpp"]:
         (directory / name).unlink()
     return _defined(cxx, directory, COMPAT)
@@ -205,7 +200,7 @@ def _make_compat(cxx: Path, directory: Path, dropped: set[str]) -> set[str]:
 def _defined(cxx: Path, directory: Path, *files: str) -> set[str]:
     """Return the names of the global symbols that objects or static libraries define."""
     lines = _run(
-        [_ask(cxx, "-print-prog-name=nm"), "--defined-only", "--extern-only", "-P", *files], directory
+        [output_of(cxx, "-print-prog-name=nm", hint=_HINT), "--defined-only", "--extern-only", "-P", *files], directory
     ).splitlines()
     return {line.split()[0] for line in lines if len(line.split()) > 1}
 

@@ -102,13 +102,11 @@ class _Cuda(CompiledBackend):
         every = {c for kernel in kernels for c in capabilities(kernel, release, platform)}
         return tuple(sorted(every, key=capability_key))
 
-    def obstacle(self, toolchains: ToolchainSource, release: Release | None) -> Obstacle | None:
+    def obstacle(
+        self, toolchains: ToolchainSource, release: Release | None, *, with_torch: bool = True
+    ) -> Obstacle | None:
         assert release
-        return toolkits.obstacle(toolchains, release)
-
-    def obstacle_without_torch(self, toolchains: ToolchainSource, release: Release | None) -> Obstacle | None:
-        assert release
-        return toolkits.static_runtime_obstacle(toolchains, release)
+        return toolkits.obstacle(toolchains, release, with_torch=with_torch)
 
     def toolkit(self, toolchains: ToolchainSource, release: Release | None) -> CudaToolkit:
         assert release

@@ -110,9 +110,15 @@ def library_headers(toolchains: ToolchainSource, toolkit: CudaToolkit) -> Header
     return HeaderLibrary(name, files.root, (files.root / "include",), files.identity)
 
 
-def obstacle(toolchains: ToolchainSource, release: Release) -> Obstacle | None:
+def obstacle(toolchains: ToolchainSource, release: Release, *, with_torch: bool = True) -> Obstacle | None:
     """Return why this machine cannot compile for a CUDA release, or None if it can. No network."""
-    if _choose(toolchains, release):
+    compiler = _choose(toolchains, release)
+    if compiler == "clang" and not with_torch:
+        return Obstacle(
+            f"needs the static runtime of CUDA {release}, since it does not link Torch, and no package index has it",
+            _INSTALL.format(release),
+        )
+    if compiler:
         return None
     system, choice = installed(toolchains), toolchains.cuda_compiler
     with_compiler = [known for known in releases() if _has_pinned_nvcc(toolchains, known)]
@@ -123,16 +129,6 @@ def obstacle(toolchains: ToolchainSource, release: Release) -> Obstacle | None:
     return Obstacle(
         f"needs CUDA {release}; this builder has {listed(sorted(with_compiler)) if with_compiler else 'none'}{has}",
         f"{hint}{_INSTALL.format(release)}",
-    )
-
-
-def static_runtime_obstacle(toolchains: ToolchainSource, release: Release) -> Obstacle | None:
-    """Return why a binary for a CUDA release cannot contain the CUDA runtime, or None if it can. No network."""
-    if _choose(toolchains, release) != "clang":
-        return None
-    return Obstacle(
-        f"needs the static runtime of CUDA {release}, since it does not link Torch, and no package index has it",
-        _INSTALL.format(release),
     )
 
 

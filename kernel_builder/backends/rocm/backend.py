@@ -139,7 +139,9 @@ class _Rocm(CompiledBackend):
         limited = [arch for arch in wanted if not kernel.only_capabilities or arch in kernel.only_capabilities]
         return limited or wanted[:1]
 
-    def obstacle(self, toolchains: ToolchainSource, release: Release | None) -> Obstacle | None:
+    def obstacle(
+        self, toolchains: ToolchainSource, release: Release | None, *, with_torch: bool = True
+    ) -> Obstacle | None:
         return toolchains.component_obstacle(_HIP) or toolchains.component_obstacle(CLANG)
 
     def toolkit(self, toolchains: ToolchainSource, release: Release | None) -> RocmToolkit:

@@ -220,28 +220,21 @@ __device__ __forceinline__ float2 norm_pair(const TiledForward& problem, const S
   return add(normed, offsets);
 }
 
-// Normalizes and writes the rows with any options, one vector after the other to keep the code small.
+// Normalizes and writes the rows with any options.
 template <typename T, int kRow, int kRows>
 __device__ __forceinline__ void norm_general(const TiledForward& problem, const TilePosition<T, kRow>& position,
                                              const StagedRows<T, kRow>& staged,
-                                             const typename ForwardTypes<T, kRow>::Words& words,
-                                             const float (&means)[kRows], const float (&rstds)[kRows]) {
-  constexpr int kVectors = kForwardTable[kRow].vectors;
-#pragma unroll 1
-  for (int k = 0; k < kRows * kVectors; ++k) {
-    const int r = k / kVectors, i = k % kVectors;
-    if (!position.has(i)) continue;
-    uint4 word = words[0][0];
-    float mean = means[0], rstd = rstds[0];
+                                             typename ForwardTypes<T, kRow>::Words& words, const float (&means)[kRows],
+                                             const float (&rstds)[kRows]) {
 #pragma unroll
-    for (int other = 1; other < kRows * kVectors; ++other) {
-      if (k != other) continue;
-      word = words[other / kVectors][other % kVectors];
-      mean = means[other / kVectors];
-      rstd = rstds[other / kVectors];
+  for (int i = 0; i < kForwardTable[kRow].vectors; ++i) {
+    if (!position.has(i)) continue;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      change_pairs<T>(words[r][i],
+                      [&](int pair, float2 x) { return norm_pair(problem, staged, i, pair, x, means[r], rstds[r]); });
+      position.write(problem.normed, r, i, words[r][i]);
     }
-    change_pairs<T>(word, [&](int pair, float2 x) { return norm_pair(problem, staged, i, pair, x, mean, rstd); });
-    position.write(problem.normed, r, i, word);
   }
 }
 

@@ -22,6 +22,7 @@ from tests.integration.build_command.conftest import (
     command,
     environment,
     replace,
+    run_python,
 )
 from tests.support.places import CPU, CUDA
 
@@ -106,3 +107,28 @@ def test_compile_commands_are_those_of_clangd(copy_project: Copy, cache: Path) -
     assert "undeclared identifier 'nowhere'" in checked.stderr
     # It names directories of this machine.
     assert "compile_commands.json" not in project_sources.published_files(project)
+
+
+def test_pip_installs_a_project(copy_project: Copy, shared_cache: Path, tmp_path: Path) -> None:
+    project, cache = copy_project("stable-scale"), shared_cache
+    call = (
+        "import sys, torch, stable_scale; print(stable_scale.__file__, stable_scale.scaled(torch.ones(1), 2.0).item())"
+    )
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-index", "--no-deps"]
+    assert command(cache, "create-pyproject", project).returncode == 0
+
+    def installed(site: Path, *arguments: str | Path) -> list[str]:
+        subprocess.run([*pip, *arguments], check=True, env=environment(cache), stdout=subprocess.DEVNULL)
+        (directory,) = [site, *site.glob("**/site-packages")][-1:]
+        code = f"import site; site.addsitedir({str(directory)!r}); {call}"
+        return run_python(code).split()
+
+    package = project / "build" / CPU / "__init__.py"  # by its Python name it is the same module
+    assert installed(tmp_path / "one", "--prefix", tmp_path / "one", "--editable", project) == [str(package), "2.0"]
+    copied = tmp_path / "two" / "stable_scale" / "__init__.py"
+    assert installed(tmp_path / "two", "--target", tmp_path / "two", project) == [str(copied), "2.0"]
+
+    file = project / "pyproject.toml"
+    file.write_text(file.read_text() + "# mine\n")
+    assert command(cache, "create-pyproject", project).returncode == 2
+    assert command(cache, "create-pyproject", project, "--force").returncode == 0 and "mine" not in file.read_text()

@@ -15,11 +15,10 @@ from tests.support.places import ROOT
 EMULATE = [sys.executable, "-c", "from kernel_builder.cli import main; main()", "emulate"]
 # Kernel -> its tests that take a few seconds: forward, backward, sums over rows, all dtypes, rows of odd lengths.
 KERNELS = {
-    "adaln": "(test_added_forward or test_gated_backward) and ([17- or [1000-)",
-    "geglu": "test_strides or test_not_finite or test_subnormal or (test_backward and [shape3-)",
-    "rmsnorm": "((test_forward or test_add_backward) and ([33- or [65- or [1001- or [5001-))"
-    " or test_gradients_are_equal_to_the_bit",
-    "rope3d": "(test_forward and [2-2-10-) or (test_backward and [5-1-80-) or (test_grid and [False-10-)",
+    "adaln": "(test_added_forward or test_backward) and ([17- or [1000-)",
+    "geglu": "test_strides or test_not_finite or test_subnormal or (test_accuracy and [shape3-)",
+    "rmsnorm": "((test_norm or test_norm_of_sum) and ([shape1- or [shape4-)) or test_results_are_equal_to_the_bit",
+    "rope3d": "(test_heads and [5-1-80-) or (test_grid and [False-10-) or (test_layouts and [0-token-False-10-)",
 }
 
 
