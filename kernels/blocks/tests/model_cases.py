@@ -38,12 +38,12 @@ class Case:
         return torch.cat([output.float().flatten() for output in outputs if output is not None])
 
 
-def randomized(model: nn.Module) -> nn.Module:
+def randomized(model: nn.Module, scale: float = 0.1) -> nn.Module:
     """Give the weights of norms and the biases, which are ones and zeros in a new model, values that matter."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() < 2:
-                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+                parameter.add_(torch.randn_like(parameter), alpha=scale)
             # So that bfloat16 and float32 models have the same parameters.
             parameter.copy_(parameter.bfloat16())
     return model.eval()

@@ -3,6 +3,7 @@
 import torch
 import transformers
 from example_models import DEVICE
+from model_cases import randomized
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
@@ -42,12 +43,7 @@ def model_of(name, seed=0, attention=None, **changes):
     config_class, options = CONFIGS[name]
     config = getattr(transformers, config_class)(**{**SIZES, **options, **changes})
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() < 2:  # norms have weights of ones or zeros in a new model
-                parameter.add_(torch.randn_like(parameter), alpha=0.2)
-    return model.eval()
+    return randomized(AutoModelForCausalLM.from_config(config, attn_implementation=attention), 0.2)
 
 
 @torch.no_grad()
