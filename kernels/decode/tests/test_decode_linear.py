@@ -165,7 +165,7 @@ def test_transforms():
             torch.testing.assert_close(*results)
         stacked = weight.expand(4, 24, 40) * torch.arange(4, device=DEVICE)[:, None, None]
         results = [torch.func.vmap(f, in_dims=(None, 0))(x, stacked) for f in (function, eager)]
-        torch.testing.assert_close(*results)
+        torch.testing.assert_close(*results, rtol=1e-5, atol=1e-4)  # other orders of float32 sums
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -35,7 +35,8 @@ def results_of(op, tensors):
 
 
 def gradients_of(results, tensors, **options):
-    weights = [torch.linspace(-1, 1, r.numel(), device=r.device, dtype=r.dtype).view(r.shape) for r in results]
+    # In float16, `linspace` counts no further than 65,504.
+    weights = [torch.linspace(-1, 1, r.numel(), device=r.device).to(r.dtype).view(r.shape) for r in results]
     return torch.autograd.grad(results, tensors, weights, retain_graph=True, **options)
 
 
