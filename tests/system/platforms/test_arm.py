@@ -90,7 +90,7 @@ def test_both_platforms_in_one_build(copy_project: Copy, new_cache: NewCache, ke
         (
             "[]",
             "#include <Python.h>\n",
-            "which this machine has for x86_64-linux and not for aarch64",
+            "which this machine does not have for aarch64-linux",
             "registration.h",
         ),
     ],

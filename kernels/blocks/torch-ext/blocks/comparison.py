@@ -3,6 +3,7 @@
 import copy
 import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional, Union
@@ -10,7 +11,6 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.benchmark import Timer
 
 from .calls import is_value
 from .kernel_set import DEVICE, off
@@ -72,20 +72,19 @@ def compare(model: nn.Module, check: Check) -> Comparison:
         model: The accelerated model.
         check: Its keyword arguments, its positional arguments, or a function that runs the model that it gets.
     """
-    timer = Timer("run()", globals={"run": lambda: _run(model, check)}, num_threads=torch.get_num_threads())
     with off():
         eager = _outputs(model, check)
         expected, reference, no_reference = _reference(model, check)
-        eager_times, accelerated_times = [_milliseconds(timer)], []
+        eager_times, accelerated_times = [_milliseconds(model, check)], []
     result = Comparison("eager", "", eager_times[0])
     try:
         for _ in range(2):  # CUDA graphs are captured at the second call, and replayed from the third on
             _run(model, check)
         ours = _outputs(model, check)
         for _ in range(3):  # in turns: a change of the clock rate or of the machine's load meets both
-            accelerated_times.append(_milliseconds(timer))
+            accelerated_times.append(_milliseconds(model, check))
             with off():
-                eager_times.append(_milliseconds(timer))
+                eager_times.append(_milliseconds(model, check))
     except Exception as error:
         result.reason = f"accelerated, the model fails: {type(error).__name__}: {error}"
         return result
@@ -114,8 +113,21 @@ def _reason_against(result: Comparison, outputs: Sequence[Tensor]) -> str:
     return f"accelerated, it takes {ratio:.2f} times as long" if ratio > 1 else ""
 
 
-def _milliseconds(timer: Timer) -> float:
-    return timer.blocked_autorange(min_run_time=0.1).median * 1000
+def _milliseconds(model: nn.Module, check: Check) -> float:
+    """Return the median time of a call, of calls that take a tenth of a second together."""
+    times: list[float] = []
+    while sum(times) < 100:
+        _synchronize()
+        start = time.perf_counter()
+        _run(model, check)
+        _synchronize()
+        times.append((time.perf_counter() - start) * 1000)
+    return statistics.median(times)
+
+
+def _synchronize() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
 
 
 def _run(model: nn.Module, check: Check) -> Any:
