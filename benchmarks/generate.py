@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from model_reports import describe, kernel, update
+from model_reports import case_parser, describe, kernel, update
 from public_models import gemma3_config, llama_config, make_model, qwen3_config, qwen3_moe_config
 from torch import Tensor, nn
 
@@ -76,11 +76,7 @@ _PROMPTS_COMPARED = 8
 
 def main() -> None:
     """Measure each case."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--case", action="append", choices=list(CASES), help="Only this case; may be repeated.")
-    parser.add_argument("--variant", action="append", choices=VARIANTS, help="Only this variant; may be repeated.")
-    parser.add_argument("--json", type=Path, required=True, help="Add the results to this file.")
-    parser.add_argument("--layers", type=int, help="Use as many layers as this, to try the script.")
+    parser = case_parser(__doc__, CASES, VARIANTS)
     parser.add_argument("--budget", type=float, help="Give up a variant after so many seconds.")
     parser.add_argument(
         "--accuracy", action="store_true", help="Compare logits with float32 instead, with four layers unless --layers."

@@ -1,9 +1,10 @@
-"""Shared by `models.py` and `generate.py`: the packages, the machine, and the file of results."""
+"""Shared by `models.py`, `generate.py` and `training.py`: options, packages, the machine, and the file of results."""
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,16 @@ import recording
 import torch
 
 KERNELS = ("adaln", "blocks", "decode", "geglu", "loss", "rmsnorm", "rope3d")
+
+
+def case_parser(about: str, cases: Iterable[str], variants: Sequence[str]) -> argparse.ArgumentParser:
+    """Return a parser of the options that `models.py`, `generate.py` and `training.py` share."""
+    parser = argparse.ArgumentParser(description=about.partition("\n")[0])
+    parser.add_argument("--case", action="append", choices=list(cases), help="Only this case; may be repeated.")
+    parser.add_argument("--variant", action="append", choices=variants, help="Only this variant; may be repeated.")
+    parser.add_argument("--json", type=Path, required=True, help="Add the results to this file.")
+    parser.add_argument("--layers", type=int, help="Use as many layers as this, to try the script.")
+    return parser
 
 
 def kernel(name: str) -> Any:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from model_reports import describe, kernel, update
+from model_reports import case_parser, describe, kernel, update
 from public_models import CASES, Case, make, make_inputs, make_model
 from torch import Tensor, multiprocessing, nn
 
@@ -38,12 +38,8 @@ VARIANTS = ("eager", "compile", "reduce-overhead", "accelerated", "blocks", "gra
 
 def main() -> None:
     """Run one of the commands for each case, and add the results to the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = case_parser(__doc__, CASES, VARIANTS)
     parser.add_argument("command", choices=["time", "accuracy", "train", "profile", "pipeline"])
-    parser.add_argument("--case", action="append", choices=list(CASES), help="Only this case; may be repeated.")
-    parser.add_argument("--variant", action="append", choices=VARIANTS, help="Only this variant; may be repeated.")
-    parser.add_argument("--json", type=Path, required=True, help="Add the results to this file.")
-    parser.add_argument("--layers", type=int, help="Use as many layers as this, to try the script.")
     parser.add_argument("--device", default="cuda", help="[default: cuda]")
     parser.add_argument(
         "--seconds",

@@ -9,15 +9,13 @@ weights in bfloat16. Each variant has a process of its own; the processes take t
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
-from model_reports import describe, kernel, update
+from model_reports import case_parser, describe, kernel, update
 from torch import multiprocessing
 
 _ROUNDS, _STEPS = 9, 5
@@ -49,11 +47,7 @@ CASES = {  # class, configuration, layers
 
 def main() -> None:
     """Measure each case, and add the results to the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--case", action="append", choices=list(CASES), help="Only this case; may be repeated.")
-    parser.add_argument("--variant", action="append", choices=VARIANTS, help="Only this variant; may be repeated.")
-    parser.add_argument("--json", type=Path, required=True, help="Add the results to this file.")
-    parser.add_argument("--layers", type=int, help="Use as many layers as this, to try the script.")
+    parser = case_parser(__doc__, CASES, VARIANTS)
     arguments = parser.parse_args()
     for name in arguments.case or CASES:
         result = _measure(name, arguments.variant or VARIANTS, arguments.layers)

@@ -3,7 +3,7 @@
 import itertools
 
 import torch
-from reference_rope3d import joined, kernel, of_elements, ops, rotated  # noqa: F401 - ops: for op_tests.py
+from reference_rope3d import beside, joined, kernel, of_elements, ops, rotated  # noqa: F401 - ops: for op_tests.py
 from testing import DEVICE, Op, random
 
 EPS = 1e-6
@@ -116,7 +116,7 @@ def norm_op(norm):
         return tuple(reference(x, weight, turns, half, prefix=2, **options) for x, weight in pairs)
 
     def function(*given):
-        return kernel.norm_rotary(*given, cos, sin, pairs=pairs_of(half), prefix=2, **options)
+        return kernel.norm_rotary(*given, *beside((cos, sin), *given), pairs=pairs_of(half), prefix=2, **options)
 
     return Op(
         function, exact, lambda *given: [t for pair in heads_of(3, 1, 16, given[1], given[0], norm=norm) for t in pair]

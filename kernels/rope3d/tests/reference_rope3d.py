@@ -113,6 +113,12 @@ def assert_agrees(actual, expected):
     torch.testing.assert_close(actual, expected, rtol=eps, atol=torch.finfo(torch.float32).eps * 4)
 
 
+def beside(tables, *tensors):
+    """Return the tables on the device of the first tensor. Some calls have arguments of wrong types."""
+    device = next(tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor))
+    return [table.to(device) for table in tables]
+
+
 def rotations(function, exact, tokens, dim):
     """Return an op of q and k."""
     inputs = lambda batch, dtype: [random(batch, tokens, heads, dim, dtype=dtype) for heads in (3, 1)]  # noqa: E731
@@ -134,7 +140,7 @@ for half in (False, True):
         )
     OPS[f"apply_rotary, half={half}"] = rotations(
         lambda q, k, tables=tables, options=options: kernel.apply_rotary(
-            q, k, *tables, prefix=2, rotary_dim=12, **options
+            q, k, *beside(tables, q, k), prefix=2, rotary_dim=12, **options
         ),
         lambda x, given=given, half=half: torch.cat((x[:, :2], rotated(x[:, 2:], given, half)), 1),
         7,
