@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from differentiate import assert_derivatives
 from testing import DEVICE, DTYPES, assert_as_good, assert_compiles, assert_replays, gpu, load, random
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 kernel = load(Path(__file__).parents[1])
 IGNORED = -100
@@ -124,6 +125,20 @@ def test_compile():
         return [random(size, 16, dtype=torch.float32, requires_grad=True) for size in (batch, 32)]
 
     assert_compiles(lambda x, weight: fused(x, weight, None, target[: len(x)]), inputs_of)
+
+
+def test_the_op_for_logits_has_a_fake():
+    op = sys.modules[kernel.linear_cross_entropy.__module__].ops.cross_entropy_
+    logits, target = random(4, 32, dtype=torch.bfloat16), torch.arange(4, device=DEVICE)
+    scale = torch.ones(1, device=DEVICE)
+    options = IGNORED, 0.0, 0.0, 0.0
+    copies = logits.clone(), logits.clone()
+    expected = op(copies[0], target, scale, *options)
+    actual = torch.compile(op, fullgraph=True, backend="aot_eager")(copies[1], target, scale, *options)
+    torch.testing.assert_close((actual, copies[1]), (expected, copies[0]))
+    with FakeTensorMode() as mode:
+        fake = op(mode.from_tensor(logits), mode.from_tensor(target), mode.from_tensor(scale), *options)
+    assert (fake.shape, fake.dtype, fake.device) == (expected.shape, expected.dtype, expected.device)
 
 
 @gpu

@@ -143,6 +143,11 @@ def _rows_of_chunk(rows, weight):
 _cross_entropy_ = ops.cross_entropy_.default
 
 
+@torch.library.register_fake(add_op_namespace_prefix("cross_entropy_"))
+def _cross_entropy_fake(logits, target, scale, ignore_index, label_smoothing, softcap, z_loss):
+    return logits.new_empty(logits.shape[0], dtype=torch.float32)
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input, weight, bias, target, options):
