@@ -265,7 +265,7 @@ def _kernels(binary: Path, parts: Sequence[DeviceCode]) -> Iterator[tuple[str, t
     alike = {architectures(own) for own in sources.values()}
     readable = demangle([*names, *by_name])
     for name in sorted({*names, *by_name}, key=lambda name: readable[name]):
-        if "(" in readable[name]:  # not a variable
+        if readable[name].endswith(")"):  # not a variable, such as cuda::std::(anonymous namespace)::ignore
             yield readable[name], by_name.get(name) or (next(iter(alike)) if len(alike) == 1 else ())
 
 
