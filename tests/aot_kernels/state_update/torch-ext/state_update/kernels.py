@@ -59,6 +59,7 @@ def state_update(
     `x` and `dt` are batch by channels, `b` and `c` batch by state size. `a` is channels by state size, `dt_bias` and
     `d` have a value for each channel, all three in float32.
     """
+    assert state.dim() == 3 and x.dim() == 2 and dt.dim() == 2 and a.dim() == 2 and b.dim() == 2 and c.dim() == 2
     assert state.is_contiguous() and x.is_contiguous() and dt.is_contiguous() and dt_bias.is_contiguous()
     assert a.is_contiguous() and b.is_contiguous() and c.is_contiguous() and d.is_contiguous()
     assert x.shape[0] == state.shape[0] and x.shape[1] == state.shape[1]
