@@ -250,19 +250,18 @@ OPERATIONS = (
 
 def _load(project: Path, how: str) -> Any:
     """Import the package of a project that was compiled ahead of time, or the Python-only one."""
-    wanted = f"-cu{''.join((torch.version.cuda or '').split('.'))}-x86_64-linux" if how == AHEAD else "noarch"
-    found = [
-        path
-        for path in sorted((project / "build").iterdir())
-        if wanted in path.name or (how == JIT and path.name.startswith("torch-"))
-    ]
+    cuda = "".join((torch.version.cuda or "").split("."))
+    variants = sorted(path for path in (project / "build").iterdir() if (path / "metadata.json").exists())
+    if how == AHEAD:
+        found = [path for path in variants if f"-cu{cuda}-" in path.name]
+    else:
+        found = [path for path in variants if path.name == "torch-cuda"]
     if len(found) != 1:
-        raise SystemExit(f"{project}/build has {len(found)} variants with {wanted} in their names; expected one")
+        raise SystemExit(f"{project}/build has {len(found)} packages {how} for CUDA {cuda}; expected one")
     name = f"{project.name}_{'ahead' if how == AHEAD else 'jit'}"
-    (initial,) = [
-        path for path in (found[0] / "__init__.py", found[0] / project.name / "__init__.py") if path.exists()
-    ][:1]
-    spec = importlib.util.spec_from_file_location(name, initial, submodule_search_locations=[str(initial.parent)])
+    spec = importlib.util.spec_from_file_location(
+        name, found[0] / "__init__.py", submodule_search_locations=[str(found[0])]
+    )
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
