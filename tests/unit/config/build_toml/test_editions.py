@@ -49,6 +49,18 @@ def test_edition_6_is_read(home: Path, text: str) -> None:
     assert isinstance(read := ours(home), project.Project), str(read)
 
 
+@pytest.mark.parametrize("name", public_parser.KEYS)
+def test_each_table_has_the_keys_of_the_public_format(name: str) -> None:
+    if name.startswith(("cpp-", "rust-")):
+        table = build_toml.SCHEMA["definitions"][name if name != "cpp-metal" else "cpp-cpu"]
+    else:
+        table = build_toml.SCHEMA
+        for key in filter(None, name.split(".")):
+            table = table["properties"][key]
+    assert set(table["properties"]) == public_parser.KEYS[name]
+    assert table["additionalProperties"] is False
+
+
 @pytest.mark.parametrize(
     ("text", "where", "message"),
     [
