@@ -43,7 +43,7 @@ def rms_norm_forward(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -
     assert x.is_contiguous() and weight.is_contiguous()
     assert weight.shape[0] == x.shape[-1]
     n = x.shape[-1]
-    rows = x.numel() // n
+    rows = x.numel() // max(n, 1)
     out = torch.empty_like(x)
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
     BLOCK = max(triton.next_power_of_2(n), 1024)
