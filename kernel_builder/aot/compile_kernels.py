@@ -1,10 +1,10 @@
-"""Compiles Triton kernels to cubins, in a sandbox and without a GPU: a program with the standard library and Triton only.
+"""Compiles Triton kernels to cubins, in a sandbox and without a GPU. It uses the standard library and Triton only.
 
     python -I -S compile_kernels.py REQUEST TRITON
 
 REQUEST is a JSON file: `package` and `module`, the author's package and its module with the kernels; `jobs`, and
-`processes`. Each job has a result, `out/N.json`, and a cubin `out/N.cubin`. Modules that the author's module imports and
-that are not here, Torch above all, are placeholders.
+`processes`. Each job has a result, `out/N.json`, and a cubin `out/N.cubin`. Modules that the author's module imports
+and that are not here, Torch above all, are placeholders.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from kernel_builder.config.project import Project
 from kernel_builder.config.variant import this_platform
 from kernel_builder.steps import confinement
 from kernel_builder.steps.confinement import SandboxMode
-from kernel_builder.toolchain import Toolchains
+from kernel_builder.toolchain import Toolchains, components
 from kernel_format.errors import BuildError, ConfigError, ToolchainError
 from kernel_format.files import temporary_directory
 
@@ -52,7 +52,7 @@ class Cubin:
 def triton(tables: Mapping[str, Any]) -> str:
     """Return the component with the Triton of an aot.toml for this Python."""
     version = tables.get("triton", aot_toml.SCHEMA["properties"]["triton"]["enum"][0])
-    return f"triton-{version}-cp{sys.version_info.major}{sys.version_info.minor}"
+    return components.triton(version, f"cp{sys.version_info.major}{sys.version_info.minor}")
 
 
 def compile_all(

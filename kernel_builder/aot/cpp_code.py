@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -16,6 +17,7 @@ _VALUES = {
     "i8": "int8_t", "i16": "int16_t", "i64": "int64_t", "u1": "uint8_t", "i1": "uint8_t", "u8": "uint8_t",
     "u16": "uint16_t", "u32": "uint32_t", "u64": "uint64_t", "fp32": "float", "fp64": "double",
 }  # fmt: skip
+_WIDTH = 120
 _MAJOR = 100  # the first capability that only compilers of CUDA 13 are pinned for
 
 
@@ -56,7 +58,7 @@ def launcher(op: Op, source: str) -> str:
         f"extern aot::Kernel {op.name}_kernels[];",
         "",
         f"{_result(op)} {op.name}({_parameters(op)}) {{",
-        *(f"  {line}".rstrip() for line in _body(op)),
+        *(wrapped for line in _body(op) for wrapped in _wrapped(f"  {line}".rstrip())),
         "}",
     ]
     return "\n".join(lines) + "\n"
@@ -66,7 +68,7 @@ def images(op: Op, cubins: Sequence[Sequence[Cubin]]) -> str:
     """Return the table of an op's compiled kernels, with the machine code."""
     lines = [
         f"// The machine code of {op.kernel}, from Triton. kernel-builder made this file of aot.toml.",
-        '#include "aot/launch.h"',
+        '#include "aot/images.h"',
         "",
         "namespace {",
         "",
@@ -81,8 +83,9 @@ def images(op: Op, cubins: Sequence[Sequence[Cubin]]) -> str:
     for number, row in enumerate(cubins):
         lines.append(f"const aot::Image images_{number}[] = {{")
         for cubin in row:
-            values = f"{cubin.capability}, {str(cubin.is_ptx).lower()}, {names[cubin.image]}, {cubin.shared}, {cubin.scratch}"
-            lines += _guarded([f"    {{{values}}},"], cubin.capability >= _MAJOR)
+            is_ptx = str(cubin.is_ptx).lower()
+            values = [cubin.capability, is_ptx, names[cubin.image], cubin.shared, cubin.scratch]
+            lines += _guarded([f"    {{{', '.join(map(str, values))}}},"], cubin.capability >= _MAJOR)
         lines += ["};"]
     lines += ["", "}  // namespace", "", f"aot::Kernel {op.name}_kernels[] = {{"]
     for number, row in enumerate(cubins):
@@ -90,6 +93,23 @@ def images(op: Op, cubins: Sequence[Sequence[Cubin]]) -> str:
         lines.append(f'    {{"{row[0].name}", {row[0].threads}, images_{number}, {count}, {{}}, {{}}}},')
     lines.append("};")
     return "\n".join(lines) + "\n"
+
+
+def _wrapped(line: str) -> Iterator[str]:
+    """Yield a line in parts of at most 120 characters, broken after commas and before operators outside of strings."""
+    while len(line) > _WIDTH:
+        breaks = [
+            position
+            for position in range(20, _WIDTH)
+            if line[position] == " "
+            and line[:position].count('"') % 2 == 0
+            and (line[position - 1] in ",;" or line[position + 1 : position + 3] in ("&&", "||"))
+        ]
+        if not breaks:
+            break
+        yield line[: breaks[-1]]
+        line = " " * (len(line) - len(line.lstrip()) + (0 if line.startswith("      ") else 4)) + line[breaks[-1] + 1 :]
+    yield line
 
 
 def _guarded(lines: list[str], newer: bool) -> list[str]:
@@ -130,28 +150,23 @@ def _body(op: Op) -> Iterator[str]:
     yield from _values(op)
     yield ""
     yield from _configs(op)
-    index = "config"
-    if op.dtypes:
-        index = f"dtype * {len(op.configs)} + {index}" if len(op.dtypes) > 1 else index
+    addresses = []
+    for argument in op.arguments:
+        if argument.type != "1":
+            yield from _stored(op, argument)
+            value = f"&{argument.name}_value"
+            narrow = f"wide ? static_cast<void*>({value}) : &{argument.name}_narrow"
+            addresses.append(narrow if argument.type == "int" else value)
+    index = f"dtype * {len(op.configs)} + config" if len(op.dtypes) > 1 else "config"
     if op.divisible:
-        each = [_passed(argument) for argument in op.arguments if argument.name in op.divisible]
-        tests = [f"aot::divisible({text})" for text in each]
+        divisible = [argument for argument in op.arguments if argument.name in op.divisible and argument.type != "1"]
+        tests = [f"aot::divisible({a.name}{'_value' if a.is_tensor else ''})" for a in divisible]
         yield f"const bool aligned = {' && '.join(tests)};"
         index = f"({index}) * 2 + (aligned ? 0 : 1)"
     wide = [argument for argument in op.arguments if argument.type == "int"]
     if wide:
-        yield f"const bool wide = !({' && '.join(f'aot::is_int32({_passed(argument)})' for argument in wide)});"
+        yield f"const bool wide = !({' && '.join(f'aot::is_int32({argument.name})' for argument in wide)});"
         index = f"({index}) * 2 + (wide ? 1 : 0)"
-    addresses = []
-    for argument in op.arguments:
-        if argument.type != "1":
-            yield from _stored(argument)
-            narrow = argument.type == "int"
-            addresses.append(
-                f"wide ? static_cast<void*>(&{argument.name}_value) : &{argument.name}_narrow"
-                if narrow
-                else f"&{argument.name}_value"
-            )
     yield f"void* arguments[] = {{{', '.join([*addresses, 'nullptr', 'nullptr'])}}};"
     yield f"aot::launch({op.name}_kernels[{index}], {first}, grid[0], grid[1], grid[2], arguments);"
     if op.results:
@@ -171,7 +186,7 @@ def _checks(op: Op, tensors: Sequence[Parameter]) -> Iterator[str]:
             continue
         if argument.type == "*T" and not of_dtype:
             of_dtype = tensor
-            codes = ", ".join(f"aot::{dtype}()" for dtype in op.dtypes)
+            codes = ", ".join(f"aot::dtype_{dtype}()" for dtype in op.dtypes)
             expected = f"{', '.join(op.dtypes[:-1])} or {op.dtypes[-1]}" if op.dtypes[1:] else op.dtypes[0]
             used = "const int dtype = " if len(op.dtypes) > 1 else ""
             yield f'{used}aot::dtype_index({tensor}, "{tensor}", {{{codes}}}, "{expected}");'
@@ -179,7 +194,7 @@ def _checks(op: Op, tensors: Sequence[Parameter]) -> Iterator[str]:
             yield f'aot::check_dtype({tensor}, "{tensor}", aot::dtype({of_dtype}), "of the dtype of {of_dtype}");'
         else:
             dtype = DTYPES[argument.type[1:]]
-            yield f'aot::check_dtype({tensor}, "{tensor}", aot::{dtype}(), "{dtype}");'
+            yield f'aot::check_dtype({tensor}, "{tensor}", aot::dtype_{dtype}(), "{dtype}");'
     yield from (f'aot::check_contiguous({name}, "{name}");' for name in op.contiguous)
     for condition in op.requires:
         yield f'aot::require({condition.cpp}, "{condition.python}", {{{", ".join(_sides(condition))}}});'
@@ -211,14 +226,18 @@ def _values(op: Op) -> Iterator[str]:
 
 def _configs(op: Op) -> Iterator[str]:
     yield "int config = 0;"
-    yield "int64_t grid[3] = {1, 1, 1};"
+    shared = {tuple(size.cpp for size in grid) for grid in op.grids}
+    constants = {name for config in op.configs for name in (*op.constants, *config.constants)}
+    common = len(shared) == 1 and not any(_uses(op.grids[0], name) for name in constants)
+    sizes = ", ".join([*next(iter(shared)), "1", "1"][:3]) if common else "1, 1, 1"
+    yield f"{'const ' if common else ''}int64_t grid[3] = {{{sizes}}};"
     branch = ""
     for number, (config, grid) in enumerate(zip(op.configs, op.grids, strict=True)):
         if config.when:
             yield f"{branch}if ({config.when.cpp}) {{"
         else:
             yield f"{branch}{{"
-        yield from (f"  {line}" for line in _chosen(op, number, config, grid))
+        yield from (f"  {line}" for line in _chosen(op, number, config, () if common else grid))
         if config.when is None:
             yield "}"
             return
@@ -230,23 +249,25 @@ def _configs(op: Op) -> Iterator[str]:
 
 
 def _chosen(op: Op, number: int, config: Config, grid: Sequence[Expression]) -> Iterator[str]:
-    used = " ".join(size.cpp for size in grid)
     for name, value in {**op.constants, **config.constants}.items():
-        if name in used and isinstance(value, int):
+        if _uses(grid, name) and isinstance(value, int):
             yield f"const int64_t {name} = {int(value)};"
     yield f"config = {number};"
     yield from (f"grid[{axis}] = {size.cpp};" for axis, size in enumerate(grid))
 
 
-def _passed(argument: Argument) -> str:
-    return f"{argument.value.cpp}.mutable_data_ptr()" if argument.is_tensor else argument.name
+def _uses(grid: Sequence[Expression], name: str) -> bool:
+    return any(re.search(rf"\b{name}\b", size.cpp) for size in grid)
 
 
-def _stored(argument: Argument) -> Iterator[str]:
+def _stored(op: Op, argument: Argument) -> Iterator[str]:
     """Yield the variables that the kernel's arguments point to."""
     name = f"{argument.name}_value"
     if argument.is_tensor:
-        yield f"void* {name} = {_passed(argument)};"
+        tensor = argument.value.cpp
+        is_read = any(parameter.name == tensor and not parameter.is_mutated for parameter in op.parameters)
+        kind, access = ("const void", "const") if is_read else ("void", "mutable")
+        yield f"{kind}* {name} = {tensor}.{access}_data_ptr();"
     elif argument.type == "i32":
         yield f'int32_t {name} = aot::int32({argument.name}, "{argument.name}");'
     elif argument.type == "int":

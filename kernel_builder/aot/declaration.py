@@ -123,12 +123,16 @@ def variants(op: Op) -> Iterator[Variant]:
                 for wide in (False, True) if any(a.type == "int" for a in op.arguments) else (False,):
                     signature, constants = {}, {**op.constants, **config.constants}
                     for argument in op.arguments:
-                        kind = argument.type.replace("T", _TYPES.get(dtype, "")) if "T" in argument.type else argument.type
+                        kind = (
+                            argument.type.replace("T", _TYPES.get(dtype, "")) if "T" in argument.type else argument.type
+                        )
                         if kind == "1":
                             constants[argument.name] = 1
                         else:
                             signature[argument.name] = ("i64" if wide else "i32") if kind == "int" else kind
-                    values = ", ".join(f"{name} {value}" for name, value in {**config.constants, **config.options}.items())
+                    values = ", ".join(
+                        f"{name} {value}" for name, value in {**config.constants, **config.options}.items()
+                    )
                     label = f"{op.name} ({', '.join(filter(None, [dtype, values]))})"
                     divisible = tuple(name for name in op.divisible if name in signature) if aligned else ()
                     yield Variant(op, config, signature, constants, divisible, label)
@@ -161,7 +165,7 @@ class _Reader:
 
     def read(self) -> Op:
         table = self.table
-        if not table["kernel"] in self.functions:
+        if table["kernel"] not in self.functions:
             known = ", ".join(name for name, node in self.functions.items() if node.decorator_list)
             raise self.error("kernel", f"{self.source.name} has no function {table['kernel']}", f"it has {known}")
         missing = [key for key in ("schema", "outputs", "arguments", "grid") if key not in table]
@@ -177,13 +181,13 @@ class _Reader:
         values = {argument.name: argument.value.kind for argument in arguments if not argument.is_tensor}
         scope = {**values, **self.scope}
         constants = {**derived.get("constants", {}), **table.get("constants", {})}
-        configs = tuple(self.configs(scope, constants))
+        configs = tuple(self.configs(scope, constants, derived.get("passed", {})))
         requires = [*derived.get("requires", ()), *table.get("requires", ())]
         grids = []
         for config in configs:
-            known = {name: _kind(value) for name, value in {**constants, **config.constants}.items()}
+            compiled = {name: _kind(value) for name, value in {**constants, **config.constants}.items()}
             where = self.where("grid")
-            grids.append(tuple(translate(size, {**scope, **known}, where) for size in table["grid"]))
+            grids.append(tuple(translate(size, {**scope, **compiled}, where) for size in table["grid"]))
         for name in table.get("divisible", ()):
             if name not in {argument.name for argument in arguments}:
                 raise self.error("divisible", f"{name} is no argument of {table['kernel']}", "name its parameters")
@@ -197,9 +201,7 @@ class _Reader:
             arguments=arguments,
             constants={name: value for name, value in constants.items() if name not in OPTIONS},
             divisible=tuple(table.get("divisible", ())),
-            requires=tuple(
-                [*(translate(text, self.scope, self.where("requires")) for text in requires)]
-            ),
+            requires=tuple(translate(text, self.scope, self.where("requires")) for text in requires),
             contiguous=tuple(dict.fromkeys([*derived.get("contiguous", ()), *table.get("contiguous", ())])),
             configs=configs,
             grids=tuple(grids),
@@ -243,7 +245,9 @@ class _Reader:
             return None
         found = translate(ast.unparse(keywords[0].value), self.scope, where)
         if len(keywords) > 1 or keywords[0].arg != "dtype" or found.kind != "dtype":
-            raise self.error("outputs", f"{ast.unparse(keywords[0])} is no dtype", "write dtype=float32 or dtype=x.dtype")
+            raise self.error(
+                "outputs", f"{ast.unparse(keywords[0])} is no dtype", "write dtype=float32 or dtype=x.dtype"
+            )
         return found
 
     def arguments(self) -> Iterator[Argument]:
@@ -253,24 +257,27 @@ class _Reader:
         for key in ("arguments", "types"):
             for name in self.table.get(key, {}):
                 if name not in names:
-                    raise self.error(
-                        key, f"{name} is no parameter of {kernel.name}", f"it has {', '.join(names)}"
-                    )
+                    raise self.error(key, f"{name} is no parameter of {kernel.name}", f"it has {', '.join(names)}")
         for name in names:
             if name in self.table["arguments"]:
                 value = translate(self.table["arguments"][name], self.scope, self.where("arguments"))
                 kind = types.get(name, _DEFAULT_TYPES.get(value.kind, ""))
                 if kind.startswith("*") != (value.kind == "Tensor") or not kind:
-                    raise self.error("types", f"{name} is {kind}, and its value is a {value.kind}", "correct one of them")
+                    raise self.error(
+                        "types", f"{name} is {kind}, and its value is a {value.kind}", "correct one of them"
+                    )
                 if "T" in kind and not self.table.get("dtypes"):
                     raise self.error("dtypes", f"{name} has the type {kind}, and no dtypes are listed", "list them")
                 yield Argument(name, value, kind)
 
-    def configs(self, scope: Mapping[str, str], constants: Mapping[str, Any]) -> Iterator[Config]:
+    def configs(
+        self, scope: Mapping[str, str], constants: Mapping[str, Any], passed: Mapping[str, str]
+    ) -> Iterator[Config]:
+        """Yield the rows. A row also needs the values that the launch function passes on as they are, such as flags."""
         kernel = self.functions[self.table["kernel"]].args
         names = [parameter.arg for parameter in kernel.args]
         optional = set(names[len(names) - len(kernel.defaults) :])
-        for row in self.table["config"]:
+        for row in self.table.get("config", ({},)):
             values = {name: value for name, value in row.items() if name != "when"}
             options = {**OPTIONS, **{name: constants[name] for name in OPTIONS if name in constants}}
             options |= {name: values.pop(name) for name in OPTIONS if name in values}
@@ -285,7 +292,11 @@ class _Reader:
                     f"{', '.join(missing)} of {self.table['kernel']} has no value",
                     "give it in `arguments`, `constants` or each row of `config`",
                 )
-            when = translate(row["when"], scope, self.where("config")) if "when" in row else None
+            tests = [f"({row['when']})"] if "when" in row else []
+            tests += [
+                f"{text} == {values[name]}" for name, text in passed.items() if name in values and _is_plain(text)
+            ]
+            when = translate(" and ".join(tests), scope, self.where("config")) if tests else None
             yield Config(when, values, options)
 
     def where(self, key: str) -> str:
@@ -293,6 +304,12 @@ class _Reader:
 
     def error(self, key: str, message: str, hint: str) -> ConfigError:
         return ConfigError(message, where=self.where(key), hint=hint)
+
+
+def _is_plain(text: str) -> bool:
+    """Return whether an expression is an argument or a size, and no choice of the launch function."""
+    node = ast.parse(text, mode="eval").body
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute))
 
 
 def _kind(value: object) -> str:

@@ -12,8 +12,22 @@ from dataclasses import dataclass
 
 from kernel_format.errors import ConfigError
 
-DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
-DTYPES = (*DTYPES, "float8_e4m3fn", "float8_e5m2")
+DTYPES = frozenset(
+    [
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "bool",
+    ]
+)
 _METHODS = {"size": 1, "stride": 1, "numel": 0, "dim": 0, "element_size": 0}
 _FUNCTIONS = {"cdiv": 2, "next_power_of_2": 1, "min": 2, "max": 2}
 _INFIX: Mapping[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
@@ -61,8 +75,8 @@ def translate(text: str | int, scope: Mapping[str, str], where: str) -> Expressi
 
 
 _HINT = (
-    "expressions have arguments of the op, integers, x.size(i), x.stride(i), x.numel(), x.dim(), + - * // %, comparisons, "
-    "and, or, not, `a if c else b`, min, max, cdiv and next_power_of_2"
+    "expressions have arguments of the op, integers, x.size(i), x.stride(i), x.numel(), x.dim(), + - * // %, "
+    "comparisons, and, or, not, `a if c else b`, min, max, cdiv and next_power_of_2"
 )
 
 
@@ -92,14 +106,14 @@ class _Translator:
             case ast.Name(name) if name in self.scope:
                 return name, self.scope[name]
             case ast.Name(name) | ast.Attribute(value=ast.Name("torch"), attr=name) if name in DTYPES:
-                return f"aot::{name}()", "dtype"
+                return f"aot::dtype_{name}()", "dtype"
             case ast.Name(name):
                 raise self._refused(f"there is no {name}; expected one of {', '.join(self.scope)}")
             case ast.Attribute(value=ast.Name() as tensor, attr="dtype"):
                 return f"aot::dtype({self._tensor(tensor)})", "dtype"
-            case ast.Call(func=ast.Attribute(value=ast.Name() as tensor, attr=method), args=args, keywords=[]) if (
-                len(args) == _METHODS.get(method)
-            ):
+            case ast.Call(func=ast.Attribute(value=ast.Name() as tensor, attr=method), args=args, keywords=[]) if len(
+                args
+            ) == _METHODS.get(method):
                 return f"aot::{method}({', '.join([self._tensor(tensor), *map(self._integer, args)])})", "int"
             case ast.Subscript(value=ast.Attribute(value=ast.Name() as tensor, attr="shape"), slice=index):
                 return f"aot::size({self._tensor(tensor)}, {self._integer(index)})", "int"

@@ -20,16 +20,17 @@ from kernel_builder import toml_file
 from kernel_builder.aot import cpp_code, python_code
 from kernel_builder.aot.compiling import Cubin, compile_all, triton
 from kernel_builder.aot.declaration import Op, read_ops, variants
-from kernel_builder.backends.cuda.releases import capability_key
-from kernel_builder.config import aot_toml, build_toml, editions
+from kernel_builder.backends.cuda.releases import capabilities, capability_key
+from kernel_builder.config import aot_toml, build_toml, editions, offered
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.toml_schema import TomlPlace
+from kernel_builder.config.variant import this_platform
 from kernel_builder.steps.confinement import SandboxMode
 from kernel_builder.toolchain import Toolchains
 
 _TEMPLATES = Path(__file__).parents[1] / "templates/aot"
-_HEADER = "launch.h"
+_HEADERS = ("images.h", "launch.h")
 
 
 def generate(project: Project, toolchains: Toolchains, mode: SandboxMode, jobs: int | None = None) -> Project:
@@ -44,24 +45,26 @@ def generate(project: Project, toolchains: Toolchains, mode: SandboxMode, jobs: 
         FetchError, StoreError, ToolchainError: If Triton cannot be fetched, stored or run.
     """
     ops = read_ops(project)
-    (kernel,) = aot_toml_kernels(project)
-    capabilities = sorted(kernel.only_capabilities or kernel.cuda_capabilities or (), key=capability_key)
-    name = f"aot-{_digest(project, capabilities, toolchains)[:32]}"
+    archs = _capabilities(project)
+    name = f"aot-{_digest(project, archs, toolchains)[:32]}"
 
     def fill(directory: Path) -> None:
         listed = [variant for op in ops for variant in variants(op)]
-        cubins = compile_all(project, listed, capabilities, toolchains, mode, jobs)
-        _write(project, ops, cubins, capabilities, directory)
+        cubins = compile_all(project, listed, archs, toolchains, mode, jobs)
+        _write(project, ops, cubins, archs, directory)
 
     root = toolchains.derived(name, f"kernels of {project.name} compiled by Triton", fill)
     made = read_project(root)
     return replace(made, hub_repo_id=project.hub_repo_id, renamed=project.renamed)
 
 
-def aot_toml_kernels(project: Project) -> Sequence[Any]:
-    """Return the one kernel of the project's compiled form."""
+def _capabilities(project: Project) -> list[str]:
+    """Return the capabilities that one of the CUDA releases of the project's packages has, ascending."""
     assert project.ahead_of_time is not None
-    return project.ahead_of_time.kernels
+    (kernel,) = project.ahead_of_time.kernels
+    releases = {variant.release for variant in offered.variants(project.ahead_of_time)}
+    every = {each for release in releases if release for each in capabilities(kernel, release, this_platform())}
+    return sorted(every, key=capability_key)
 
 
 def write(generated: Project, directory: Path) -> None:
@@ -71,8 +74,8 @@ def write(generated: Project, directory: Path) -> None:
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
-def _digest(project: Project, capabilities: Sequence[str], toolchains: Toolchains) -> str:
-    inputs: list[Any] = [project.name, project.version, capabilities]
+def _digest(project: Project, archs: Sequence[str], toolchains: Toolchains) -> str:
+    inputs: list[Any] = [project.name, project.version, archs]
     component = triton(aot_toml.read(project.root))
     inputs.append(sorted((platform, tree.identity) for platform, tree in toolchains.lock.get(component, {}).items()))
     here = Path(__file__).parent
@@ -87,7 +90,7 @@ def _write(
     project: Project,
     ops: Sequence[Op],
     cubins: Sequence[tuple[Cubin, ...]],
-    capabilities: Sequence[str],
+    archs: Sequence[str],
     directory: Path,
 ) -> None:
     source = Path(aot_toml.read(project.root)["source"])
@@ -99,7 +102,8 @@ def _write(
     (directory / source).write_text(python_code.module(ops, text, source.as_posix(), len(source.parts) - 2))
     code = directory / "aot"
     code.mkdir()
-    shutil.copyfile(_TEMPLATES / _HEADER, code / _HEADER)
+    for name in _HEADERS:
+        shutil.copyfile(_TEMPLATES / name, code / name)
     sources = {"binding.cpp": cpp_code.binding(project.name, ops)}
     remaining = iter(cubins)
     for op in ops:
@@ -108,11 +112,11 @@ def _write(
         sources[f"{op.name}_cubins.cpp"] = cpp_code.images(op, own)
     for name, content in sources.items():
         (code / name).write_text(content, encoding="utf-8")
-    files = [f"aot/{name}" for name in (_HEADER, *sources)]
-    (directory / build_toml.FILE).write_text(_build_toml(project, files, capabilities), encoding="utf-8")
+    files = [f"aot/{name}" for name in (*_HEADERS, *sources)]
+    (directory / build_toml.FILE).write_text(_build_toml(project, files, archs), encoding="utf-8")
 
 
-def _build_toml(project: Project, files: Sequence[str], capabilities: Sequence[str]) -> str:
+def _build_toml(project: Project, files: Sequence[str], archs: Sequence[str]) -> str:
     where = str(project.root / build_toml.FILE)
     document, _ = editions.as_current(toml_file.read(project.root / build_toml.FILE), TomlPlace(where))
     general: Mapping[str, Any] = document["general"]
@@ -121,7 +125,7 @@ def _build_toml(project: Project, files: Sequence[str], capabilities: Sequence[s
     framework = {key: value for key, value in document["torch-noarch"].items() if key == "pyext"}
     kernel = {
         "language": "cpp-cuda",
-        "cuda-capabilities": list(capabilities),
+        "cuda-capabilities": list(archs),
         "depends": ["torch"],
         "include": ["."],
         "src": list(files),

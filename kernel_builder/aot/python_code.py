@@ -67,7 +67,7 @@ def _function(op: Op, author: ast.FunctionDef | None) -> str:
         doc = ast.get_docstring(author) or ""
     body = [f"def {op.name}{signature}:"]
     if doc:
-        body += [f'    """{doc}"""' if "\n" not in doc else f'    """' + doc.replace("\n", "\n    ") + '\n    """']
+        body += [f'    """{doc}"""' if "\n" not in doc else '    """' + doc.replace("\n", "\n    ") + '\n    """']
     body += [f"    return ops.{op.name}({names})"]
     return "\n".join(line.rstrip() for line in "\n".join(body).split("\n")) + "\n"
 

@@ -4,7 +4,6 @@
 // the first launch on a device.
 #pragma once
 
-#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
@@ -12,14 +11,14 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <atomic>
 #include <cstdint>
 #include <initializer_list>
 #include <mutex>
 #include <stdexcept>
 #include <string>
 #include <tuple>
-#include <vector>
+
+#include "aot/images.h"
 
 namespace aot {
 
@@ -34,9 +33,12 @@ extern const char* const kProject;
 }
 
 // Expressions, as in Python.
-inline int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+inline int64_t floor_div(int64_t a, int64_t b) {
+  if (b == 0) fail("division by zero");
+  return a / b - (a % b != 0 && (a < 0) != (b < 0));
+}
 inline int64_t modulo(int64_t a, int64_t b) { return a - floor_div(a, b) * b; }
-inline int64_t cdiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t cdiv(int64_t a, int64_t b) { return -floor_div(-a, b); }
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t max(int64_t a, int64_t b) { return a < b ? b : a; }
 inline int64_t next_power_of_2(int64_t n) {
@@ -65,7 +67,7 @@ inline int32_t dtype(const Tensor& tensor) {
 }
 
 #define AOT_DTYPE(NAME) \
-  inline int32_t NAME() { return aoti_torch_dtype_##NAME(); }
+  inline int32_t dtype_##NAME() { return aoti_torch_dtype_##NAME(); }
 AOT_DTYPE(float16) AOT_DTYPE(bfloat16) AOT_DTYPE(float32) AOT_DTYPE(float64) AOT_DTYPE(int8) AOT_DTYPE(int16)
 AOT_DTYPE(int32) AOT_DTYPE(int64) AOT_DTYPE(uint8) AOT_DTYPE(bool) AOT_DTYPE(float8_e4m3fn) AOT_DTYPE(float8_e5m2)
 #undef AOT_DTYPE
@@ -117,22 +119,32 @@ inline bool divisible(int64_t value) { return value % 16 == 0; }
 inline bool divisible(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 // Allocates a contiguous tensor on the device of another one.
-inline Tensor allocate(const std::vector<int64_t>& sizes, int32_t code, const Tensor& beside, bool zeros) {
-  std::vector<int64_t> strides(sizes.size(), 1);
-  for (size_t dim = sizes.size(); dim-- > 1;) strides[dim - 1] = strides[dim] * (sizes[dim] > 0 ? sizes[dim] : 1);
+inline Tensor allocate(const int64_t* sizes, size_t dims, int32_t code, const Tensor& beside, bool zeros) {
+  constexpr size_t kMostDims = 64;
+  int64_t strides[kMostDims];
+  if (dims > kMostDims) fail("too many dimensions");
+  int64_t stride = 1;
+  for (size_t dim = dims; dim-- > 0; stride *= sizes[dim] > 0 ? sizes[dim] : 1) {
+    if (sizes[dim] < 0) fail("an output has the size " + std::to_string(sizes[dim]));
+    strides[dim] = stride;
+  }
   int32_t type;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(beside.get(), &type));
   AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
-                                                  code, type, beside.get_device_index(), &handle));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(dims), sizes, strides, code, type,
+                                                  beside.get_device_index(), &handle));
   if (zeros) TORCH_ERROR_CODE_CHECK(aoti_torch_zero_(handle));
   return Tensor(handle);
+}
+
+inline Tensor allocate(std::initializer_list<int64_t> sizes, int32_t code, const Tensor& beside, bool zeros) {
+  return allocate(sizes.begin(), sizes.size(), code, beside, zeros);
 }
 
 inline Tensor allocate_like(const Tensor& tensor, const char* name, int32_t code, bool zeros) {
   check_contiguous(tensor, name);
   const auto sizes = tensor.sizes();
-  return allocate({sizes.begin(), sizes.end()}, code, tensor, zeros);
+  return allocate(sizes.data(), sizes.size(), code, tensor, zeros);
 }
 
 // The functions of the driver.
@@ -172,28 +184,6 @@ inline void check(CUresult error, const char* name) {
   driver().error_string(error, &text);
   fail(std::string(name) + ": " + (text != nullptr ? text : "CUDA error " + std::to_string(error)));
 }
-
-constexpr int kDevices = 64;
-
-// A cubin of a kernel, or PTX for GPUs from a capability on.
-struct Image {
-  int capability;
-  bool is_ptx;
-  const void* data;
-  unsigned shared;
-  int64_t scratch;  // bytes for each block
-};
-
-// A kernel in all its images, which are ascending by capability.
-struct Kernel {
-  const char* name;
-  unsigned threads;
-  const Image* images;
-  int count;
-  // For each device: the image and the loaded kernel; null before the first launch there.
-  std::atomic<CUkernel> loaded[kDevices];
-  const Image* chosen[kDevices];
-};
 
 // Returns the capability of a device, as 90 for 9.0.
 inline int capability_of(int device) {
@@ -263,7 +253,7 @@ void launch(Kernel& kernel, const Tensor& beside, int64_t x, int64_t y, int64_t 
   void* profile = nullptr;
   Tensor memory;
   if (image.scratch > 0) {
-    memory = allocate({image.scratch * x * y * z}, uint8(), beside, false);
+    memory = allocate({image.scratch * x * y * z}, dtype_uint8(), beside, false);
     scratch = memory.mutable_data_ptr();
   }
   arguments[kCount - 2] = &scratch;
