@@ -201,7 +201,6 @@ def _checkout(repository: tuple[Path, str], commit: str, target: Path) -> Path:
             where=str(top),
             hint="fetch the commit that the package names into this repository",
         )
-    (target / ".git").mkdir()  # symbolic links may point to files of the whole repository
     return target / prefix
 
 

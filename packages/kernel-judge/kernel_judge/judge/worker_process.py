@@ -30,6 +30,7 @@ from kernel_judge.judge.process_tree import (
     descendants,
     disk_bytes,
     memory_bytes,
+    nameless_bytes,
     signal_each,
     suspend_descendants,
 )
@@ -178,10 +179,12 @@ class WorkerProcess:
         """
         processes = {self.process.pid, *descendants(self.process.pid)}
         memory = memory_bytes(processes, MOST_MEMORY) if len(processes) <= MOST_PROCESSES else 0
+        arenas = [*self.inputs.descriptors, *self.outputs.descriptors]
+        files = disk_bytes(self.scratch) + nameless_bytes(processes, arenas)
         for name, used, most, unit in (
             ("processes", len(processes), MOST_PROCESSES, 1),
             ("GB of memory", memory, MOST_MEMORY, 1e9),
-            ("GB of disk", disk_bytes(self.scratch), MOST_DISK, 1e9),
+            ("GB of files", files, MOST_DISK, 1e9),
         ):
             if used > most:
                 self._kill()
