@@ -12,22 +12,8 @@ from dataclasses import dataclass
 
 from kernel_format.errors import ConfigError
 
-DTYPES = frozenset(
-    [
-        "float16",
-        "bfloat16",
-        "float32",
-        "float64",
-        "float8_e4m3fn",
-        "float8_e5m2",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "bool",
-    ]
-)
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
+DTYPES = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", *_INTEGERS)
 _METHODS = {"size": 1, "stride": 1, "numel": 0, "dim": 0, "element_size": 0}
 _FUNCTIONS = {"cdiv": 2, "next_power_of_2": 1, "min": 2, "max": 2}
 _INFIX: Mapping[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
