@@ -40,6 +40,7 @@ _SECTIONS: dict[str, dict[str, str]] = {
         "check-builds": "check_command.check_builds",
         "list-variants": "variants_command.list_variants",
         "benchmark": "benchmark_command.benchmark",
+        "tune": "tune_command.tune",
     },
     "Publish": {
         "upload": "upload_command.upload",

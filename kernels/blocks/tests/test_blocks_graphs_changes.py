@@ -70,7 +70,7 @@ CHANGES = {
     "attention processor": lambda model: model.set_attn_processor(LTXVideoAttnProcessor()),
     "attention backend": lambda model: model.set_attention_backend("native"),
     "object": lambda model: setattr(model.transformer_blocks[0].attn1.processor, "strength", 2),
-    "module": lambda model: setattr(model, "proj_out", nn.Linear(32, 8)),
+    "module": lambda model: setattr(model, "proj_out", nn.Linear(64, 8)),
     "more modules": lambda model: model.transformer_blocks.append(copy.deepcopy(model.transformer_blocks[0])),
     "class": change_class,
     "hook": lambda model: model.proj_out.register_forward_hook(lambda module, args, output: output * 2),

@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 from kernels import LocalLayerRepository, Mode, kernelize, replace_kernel_forward_from_hub, use_kernel_mapping
-from model_cases import RecordedModel
-from text_models import CONFIGS, error, logits, model_of, ops_of
+from model_cases import RecordedModel, error
+from text_models import CONFIGS, logits, model_of, ops_of
 from transformers import KernelConfig
 from transformers.utils import kernel_config
 from transformers.utils.import_utils import is_kernels_available

@@ -2,8 +2,7 @@
 
 import torch
 import transformers
-from example_models import DEVICE
-from model_cases import randomized
+from model_cases import DEVICE, randomized
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
@@ -60,10 +59,6 @@ def lively(name="llama", **changes):
 def logits(model, **inputs):
     tokens, padded = TOKENS.to(model.device), PADDED.to(model.device)
     return model(tokens, **{"attention_mask": padded, "use_cache": False, **inputs}).logits[padded.bool()]
-
-
-def error(actual, expected):
-    return ((actual.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
 class OurOps(TorchDispatchMode):
