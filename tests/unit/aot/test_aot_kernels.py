@@ -1,4 +1,4 @@
-"""The Triton projects of tests/aot_kernels are read without Triton, and their keys completed by their launch functions."""
+"""The Triton projects of tests/aot_kernels are completed by their launch functions, without Triton."""
 
 import pytest
 
