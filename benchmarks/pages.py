@@ -21,6 +21,7 @@ from typing import Any
 import jinja2
 import kernel_results
 import model_results
+import triton_results
 from builder_results import builder_rows
 from recording import RESULTS, ROOT
 
@@ -208,6 +209,19 @@ def skills() -> Values:
     return {"agents": agents, "arms": arms, "mean_ratio": mean_ratio, "median_minutes": median_minutes}
 
 
+def triton() -> Values:
+    """Return the values of docs/triton.md; its two results may be missing."""
+    report, build = (
+        results(name) if (RESULTS / f"{name}.json").exists() else None for name in ("triton-aot.h200", "triton-build")
+    )
+    return {
+        "report": report,
+        "rows": triton_results.rows(report, build),
+        "head": triton_results.HEAD,
+        "cells": list(triton_results.cells(report["operations"])) if report else [],
+    }
+
+
 def mean_ratio(runs: Sequence[Mapping[str, Any]], peer: str) -> float:
     """Return the geometric mean of a peer's time divided by the candidate's.
 
@@ -227,6 +241,7 @@ PAGES: dict[str, Callable[[], Values]] = {
     "docs/kernels.md": kernels,
     "docs/models.md": models,
     "docs/skills.md": skills,
+    "docs/triton.md": triton,
 }
 
 _templates = jinja2.Environment(

@@ -28,11 +28,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from recording import ROOT, write
+from triton_results import AHEAD, HEAD, JIT, cells
 
 sys.path.insert(0, str(ROOT))
 from kernel_builder.measure.timing import clock, host_series, interleaved, sets_needed
 
-AHEAD, JIT = "ahead of time", "just in time"
 _ROUNDS = 21
 _PROCESSES = 3
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -376,11 +376,6 @@ def device_times(operation: Operation, functions: dict[str, Callable[..., Any]],
 # --- report -----------------------------------------------------------------------------------------------------------
 
 
-def _ratio(samples: dict[str, Any]) -> float:
-    """Return the median of the rounds' ratios, ahead of time to just in time."""
-    return statistics.median(a / b for a, b in zip(samples[AHEAD], samples[JIT], strict=True))
-
-
 def measure(project: Path, operation: Operation, rounds: int, *, first: bool) -> dict[str, Any]:
     """Return all figures of an operation."""
     report: dict[str, Any] = {}
@@ -392,36 +387,6 @@ def measure(project: Path, operation: Operation, rounds: int, *, first: bool) ->
     report["device-us"] = device_times(operation, functions, rounds)
     torch.cuda.empty_cache()
     return report
-
-
-def rows(report: dict[str, Any]) -> list[list[str]]:
-    """Return the table of a report."""
-    table = [
-        [
-            "operation",
-            "first call, ms: ahead",
-            "just in time",
-            "host, us: ahead",
-            "just in time",
-            "device, us: ahead",
-            "just in time",
-            "device ratio",
-            "equal bits",
-            "error",
-        ]
-    ]
-    for name, result in report["operations"].items():
-        firsts = (
-            [f"{result['first'][how]['first-ms']:.2f}" for how in (AHEAD, JIT)] if "first" in result else ["-", "-"]
-        )
-        times = [
-            f"{statistics.median(result[kind][how]):.1f}" for kind in ("host-us", "device-us") for how in (AHEAD, JIT)
-        ]
-        compared = result["results"]
-        equal = f"{sum(row['equal'] for row in compared)} of {len(compared)}"
-        error = f"{max(row.get('error', 0.0) for row in compared):.1e}"
-        table.append([name, *firsts, *times, f"{_ratio(result['device-us']):.3f}", equal, error])
-    return table
 
 
 def text_table(table: list[list[str]]) -> list[str]:
@@ -459,10 +424,10 @@ def main() -> None:
                 continue
             result = measure(project.resolve(), operation, options.rounds, first=not options.no_first)
             report["operations"][operation.name] = result
-            print("\n".join(text_table(rows({"operations": {operation.name: result}}))), flush=True)
+            print("\n".join(text_table([list(HEAD), *cells({operation.name: result})])), flush=True)
             if options.json:
                 write(options.json, report)
-    print("\n".join(text_table(rows(report))))
+    print("\n".join(text_table([list(HEAD), *cells(report["operations"])])))
 
 
 if __name__ == "__main__":

@@ -214,10 +214,14 @@ class _Reader(ast.NodeTransformer):
         defaults = dict(zip([p.arg for p in parameters[::-1]], kernel.args.defaults[::-1], strict=False))
         constexprs = {p.arg for p in parameters if p.annotation and "constexpr" in ast.unparse(p.annotation)}
         for name, value in {**defaults, **values}.items():
-            if name not in constexprs and name not in _LAUNCH_OPTIONS:
+            if isinstance(value, ast.Constant) and value.value is None:
+                constants[name] = None  # Triton compiles a missing pointer as a constant
+            elif name not in constexprs and name not in _LAUNCH_OPTIONS:
                 arguments[name] = self._text(value)
             elif isinstance(value, ast.Constant):
                 constants[name] = value.value
+            elif ast.unparse(value).startswith("tl."):
+                constants[name] = ast.unparse(value)  # a dtype
             elif name in constexprs:
                 passed[name] = self._text(value)
         order = [p.arg for p in parameters if p.arg in arguments]

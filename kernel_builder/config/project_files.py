@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from kernel_builder.checkouts import git_output
-from kernel_builder.config import build_toml
+from kernel_builder.config import aot_toml, build_toml
 from kernel_builder.config.ownership import owned_by
 from kernel_builder.config.project import Project, TorchNoarch
 from kernel_builder.config.toml_schema import TomlPlace
@@ -46,7 +46,8 @@ def read_project(directory: Path, owner: str | None = None, repo_id: str | None 
             _check_file(project.root, kernel.cargo_manifest, "file", Path.is_file, place.at("cargo-manifest"))
     package = directory / framework.package_directory / project.python_name
     project = replace(project, python_files=_python_files(project.root, package, framework.pyext))
-    return owned_by(project, owner, repo_id)
+    project = owned_by(project, owner, repo_id)
+    return replace(project, ahead_of_time=aot_toml.compiled(project))
 
 
 def _check_backends(project: Project, place: TomlPlace) -> None:

@@ -15,8 +15,8 @@ import triton.language as tl
 
 @triton.jit
 def kernel(
-    x_ptr, index_ptr, out_ptr, sums_ptr, n, stride, alpha,
-    FLAG: tl.constexpr, BLOCK: tl.constexpr, MODE: tl.constexpr = 3,
+    x_ptr, index_ptr, out_ptr, sums_ptr, n, stride, alpha, bias_ptr,
+    TYPE: tl.constexpr, FLAG: tl.constexpr, BLOCK: tl.constexpr, MODE: tl.constexpr = 3,
 ):
     index = tl.load(index_ptr + tl.program_id(0))
     ptrs = sums_ptr + index
@@ -48,7 +48,9 @@ def test_a_launch_function_is_read(tmp_path):
             part = torch.zeros_like(out, dtype=x.dtype)
             grid = lambda meta: (triton.cdiv(n, meta["BLOCK"]), rows)
             with torch.cuda.device(x.device):
-                kernel[grid](x, index, out, sums, n, out.stride(-2), alpha, FLAG=flag, BLOCK=block, num_warps=4)
+                kernel[grid](
+                    x, index, out, sums, n, out.stride(-2), alpha, None, tl.float32, FLAG=flag, BLOCK=block, num_warps=4
+                )
             return out, part
         """,
     )
@@ -68,7 +70,7 @@ def test_a_launch_function_is_read(tmp_path):
             "alpha": "alpha",
         },
         "grid": ["cdiv(x.size(1), BLOCK)", "x.size(0)"],
-        "constants": {"MODE": 3, "num_warps": 4},
+        "constants": {"MODE": 3, "bias_ptr": None, "TYPE": "tl.float32", "num_warps": 4},
         "requires": ["x.dtype == sums.dtype", "1 <= x.dim()", "x.dim() <= 2", "x.dim() == 2"],
         "contiguous": ["index", "x"],
         "passed": {"FLAG": "flag", "BLOCK": "max(next_power_of_2(x.size(1)), 16)"},
