@@ -12,6 +12,7 @@ import agents
 import pytest
 import quick_judge
 from click.testing import CliRunner
+from searches import TASK
 
 from kernel_builder.cli import main
 from kernel_format.errors import ConfigError
@@ -25,24 +26,6 @@ from kernel_judge.skills.distillation import Distilled, DistilRequest, distil
 from tests.support.places import ROOT
 
 STUDENTS = Path(__file__).with_name("students.py")
-TASK = """
-import torch
-
-width = 64
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.nn.functional.silu(x)
-
-
-def get_inputs():
-    return [torch.randn(4, width)]
-
-
-def get_init_inputs():
-    return []
-"""
 
 
 @pytest.fixture
