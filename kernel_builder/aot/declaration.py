@@ -65,6 +65,7 @@ class Argument:
     name: str
     value: Expression
     type: str
+    is_divisible: bool  # by 16; else the call is refused
 
     @property
     def is_tensor(self) -> bool:
@@ -134,7 +135,9 @@ def variants(op: Op) -> Iterator[Variant]:
                         f"{name} {value}" for name, value in {**config.constants, **config.options}.items()
                     )
                     label = f"{op.name} ({', '.join(filter(None, [dtype, values]))})"
-                    divisible = tuple(name for name in op.divisible if name in signature) if aligned else ()
+                    always = {argument.name for argument in op.arguments if argument.is_divisible}
+                    chosen = always.union(op.divisible if aligned else ())
+                    divisible = tuple(name for name in signature if name in chosen)
                     yield Variant(op, config, signature, constants, divisible, label)
 
 
@@ -261,14 +264,14 @@ class _Reader:
         for name in names:
             if name in self.table["arguments"]:
                 value = translate(self.table["arguments"][name], self.scope, self.where("arguments"))
-                kind = types.get(name, _DEFAULT_TYPES.get(value.kind, ""))
+                kind, _, divisor = types.get(name, _DEFAULT_TYPES.get(value.kind, "")).partition(":")
                 if kind.startswith("*") != (value.kind == "Tensor") or not kind:
                     raise self.error(
                         "types", f"{name} is {kind}, and its value is a {value.kind}", "correct one of them"
                     )
                 if "T" in kind and not self.table.get("dtypes"):
                     raise self.error("dtypes", f"{name} has the type {kind}, and no dtypes are listed", "list them")
-                yield Argument(name, value, kind)
+                yield Argument(name, value, kind, bool(divisor))
 
     def configs(
         self, scope: Mapping[str, str], constants: Mapping[str, Any], passed: Mapping[str, str]
