@@ -16,7 +16,7 @@ import pytest
 import requests
 from huggingface_hub import CommitInfo, CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
-from raw_requests import TOKEN, commit, hub_command, target
+from raw_requests import TOKEN, begin, commit, hub_command, target, upload_address
 
 from kernel_format.errors import ConfigError
 from kernel_hub import tokens
@@ -116,11 +116,12 @@ def test_a_private_repository_is_hidden_on_every_route(start_hub: Callable[..., 
     assert len(pairs) > 20
     for pair in pairs:
         query = {"size": 1, "expires": 1, "signature": "x"} if "/large/" in pair[0][1] else {}
+        parameters = {**query, "commit": "0" * 40}
         for token in (None, other):
             answers = []
             for name, (method, path, body) in zip(("secret", "nowhere"), pair, strict=True):
                 headers = {"Authorization": f"Bearer {token}"} if token else {}
-                got = requests.request(method, hub.url + path, json=body, params=query, headers=headers)
+                got = requests.request(method, hub.url + path, json=body, params=parameters, headers=headers)
                 left_out = {"date", "x-request-id", "content-length"}
                 shown = {key: value.replace(name, "…") for key, value in got.headers.items() if key not in left_out}
                 answers.append((got.status_code, got.text.replace(name, "…"), shown))
@@ -273,7 +274,9 @@ def test_a_read_token_may_only_open_pull_requests(start_hub: Callable[..., Runni
         propose(reader, "too-many", b"x", create_pr=True)
     discussions = f"{hub.url}/api/kernels/a/one/discussions"
     assert requests.delete(f"{discussions}/3", headers=head).ok
-    assert requests.post(f"{discussions}/1/merge", headers={"Authorization": f"Bearer {owner}"}).ok
+    (head_of_1,) = [ref["targetCommit"] for ref in before["pullRequests"] if ref["ref"] == "refs/pr/1"]
+    merge = {"params": {"commit": head_of_1}, "headers": {"Authorization": f"Bearer {owner}"}}
+    assert requests.post(f"{discussions}/1/merge", **merge).ok
     assert hub.api(None).file_exists("a/one", "x.so", repo_type="kernel")
     assert requests.delete(f"{discussions}/2", headers={"Authorization": f"Bearer {owner}"}).ok
 
@@ -371,3 +374,66 @@ def test_the_addresses_of_models_are_read_only(start_hub: Callable[..., RunningH
             change()
     assert not hub.api(None).repo_exists("a/shut") and hub.api(owner).repo_exists("a/shut")
     assert requests.get(f"{hub.url}/api/nothing").status_code == 501
+
+
+def test_a_reference_names_one_commit(hub: RunningHub) -> None:
+    """Numbers of pull requests and starts of ids can be chosen by others; a merge names the reviewed commit."""
+    api = hub.api()
+    api.create_repo("a/one", repo_type="kernel")
+    first = commit(api, "a/one", "good", create_pr=True)
+    url = f"{hub.url}/api/kernels/a/one"
+    assert requests.delete(f"{url}/discussions/1", headers=TOKEN).ok
+    second = commit(api, "a/one", "bad", create_pr=True)
+    assert (first.pr_num, second.pr_num) == (1, 2), "numbers are not used again"
+    merge = f"{url}/discussions/2/merge"
+    moved = commit(api, "a/one", "worse", revision="refs/pr/2")
+    for reviewed in ({}, {"commit": second.oid}):
+        assert requests.post(merge, params=reviewed, headers=TOKEN).status_code >= 400
+    assert requests.post(merge, params={"commit": moved.oid}, headers=TOKEN).ok
+    api.create_tag("a/one", tag=moved.oid[:7], revision=first.oid, repo_type="kernel")
+    named = {name: api.repo_info("a/one", revision=name, repo_type="kernel").sha for name in (moved.oid[:7], moved.oid)}
+    assert list(named.values()) == [first.oid, moved.oid], "a tag wins over the start of an id"
+    assert requests.post(f"{url}/tag/main", json={"tag": first.oid}, headers=TOKEN).status_code == 400
+    assert requests.get(f"{url}/revision/{moved.oid[:12]}").status_code == 404
+
+
+def test_bytecode_is_refused(hub: RunningHub) -> None:
+    api = hub.api()
+    api.create_repo("a/one", repo_type="kernel")
+    for path in ("build/torch-cpu/__pycache__/__init__.cpython-311.pyc", "build/torch-cpu/x.pyc", "__pycache__/x"):
+        with pytest.raises(HfHubHTTPError, match="is bytecode"):
+            commit(api, "a/one", path)
+
+
+def test_a_slow_upload_keeps_no_space_from_others(start_hub: Callable[..., RunningHub]) -> None:
+    hub = start_hub("--quota", "1")
+    hub.api().create_repo(KERNEL, repo_type="kernel")
+    slow = begin(upload_address(hub, bytes(900_000)), "PUT", 900_000, b"x")
+    data = b"\0" * 400_000
+    assert requests.put(upload_address(hub, data), data=data).ok
+    slow.close()
+
+
+def test_names_that_differ_in_case_only_are_refused(hub: RunningHub) -> None:
+    api = hub.api()
+    api.create_repo("a/one", repo_type="kernel")
+    with pytest.raises(HfHubHTTPError, match="in case only"):
+        api.create_repo("a/One", repo_type="kernel")
+    commit(api, "a/one", "build/x.py")
+    for twin in ("build/X.py", "Build/y.py"):
+        with pytest.raises(HfHubHTTPError, match="where case does not count"):
+            commit(api, "a/one", twin)
+
+
+def test_a_damaged_file_of_the_operator_is_no_error_of_the_request(
+    start_hub: Callable[..., RunningHub], tmp_path: Path
+) -> None:
+    file = tmp_path / "tokens.json"
+    token = tokens.add(file, "ci", read=(), write=("a",))
+    hub = start_hub("--token-file", str(file))
+    good = file.read_bytes()
+    file.write_text("{")
+    for path in ("/health", "/api/kernels"):
+        assert requests.get(hub.url + path, headers={"Authorization": f"Bearer {token}"}).status_code == 503
+    file.write_bytes(good)
+    assert requests.get(f"{hub.url}/health").ok

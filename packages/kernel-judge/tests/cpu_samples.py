@@ -88,13 +88,13 @@ CHEATS = {
     ),
     "noise on every socket": Sample(
         "softmax",
-        SEND.format(answer=r'(8).to_bytes(8, "big") + b"[[[\xff\x00]]"') + "return torch.zeros_like(x)",
+        SEND.format(answer=r'b"[[[\xff\x00]]\n"') + "return torch.zeros_like(x)",
         "forged-answer",
         head="import os, stat",
     ),
     "the answer of the judge's protocol on every socket": Sample(
         "softmax",
-        SEND.format(answer="len(answer).to_bytes(8, 'big') + answer") + "os._exit(0)",
+        SEND.format(answer="answer + b'\\n'") + "os._exit(0)",
         "forged-answer",
         head="import os, stat\nanswer = b'{\"value\": null}'",
     ),
