@@ -104,7 +104,8 @@ def installed(config: pytest.Config, *packages: str) -> Path:
     target = config.cache.mkdir("-".join(packages).replace("==", "-")) / "site"  # type: ignore[union-attr]
     if not target.exists():
         staging = target.with_name(f"new-{os.getpid()}")
-        install = [sys.executable, "-m", "pip", "install", "-q", "--target", str(staging), *packages]
+        uv = Path(sys.executable).with_name("uv")
+        install = [uv, "pip", "install", "-q", "--python", sys.executable, "--target", staging, *packages]
         done = subprocess.run(install, capture_output=True, text=True, check=False)
         if done.returncode:
             pytest.skip(f"{packages} cannot be installed: {done.stderr[-300:]}")

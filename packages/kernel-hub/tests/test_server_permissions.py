@@ -89,6 +89,17 @@ BODIES = {
 VALUES = {"revision": "main", "path": ".gitattributes", "number": "1", "sha256": "0" * 64}
 
 
+def every_route(hub: RunningHub, repo_id: str) -> Iterator[tuple[str, str, object]]:
+    """Yield each route of the API for a repository, with a body that it takes."""
+    organization, name = repo_id.split("/")
+    for route, methods in requests.get(f"{hub.url}/openapi.json").json()["paths"].items():
+        body = next((body for end, body in BODIES.items() if route.endswith(end)), None)
+        path = route
+        for key, value in {**VALUES, "organization": organization, "name": name, "revision:path": "main"}.items():
+            path = path.replace(f"{{{key}}}", value)
+        yield from ((method, path, body) for method in methods)
+
+
 def test_a_private_repository_is_hidden_on_every_route(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
     """Clients without access get the same answers for a private repository as for one that does not exist."""
     file = tmp_path / "tokens.json"
@@ -96,31 +107,26 @@ def test_a_private_repository_is_hidden_on_every_route(start_hub: Callable[..., 
     other = tokens.add(file, "guest", read=(), write=("theirs",))
     hub = start_hub("--token-file", str(file))
     hub.api(writer).create_repo("ours/secret", repo_type="kernel", private=True)
-    described = requests.get(f"{hub.url}/openapi.json").json()["paths"]
-    routes = [(method, path) for path, methods in described.items() if "{name}" in path for method in methods]
-    routes += [("get", f"/kernels/{{organization}}/{{name}}{rest}") for rest in ("", "/commit/main", "/discussions/1")]
-    routes += [("get", f"/kernels/{{organization}}/{{name}}.git/{rest}") for rest in ("info/refs", "HEAD")]
-    assert len(routes) > 20
-    for method, route in routes:
-        body = next((body for end, body in BODIES.items() if route.endswith(end)), None)
-        query = {"size": 1, "expires": 1, "signature": "x"} if "/large/" in route else {}
+    pages = ("/{}", "/{}/commit/main", "/{}/discussions/1", "/{}.git/info/refs", "/{}.git/HEAD")
+    routes = [
+        [*every_route(hub, repo_id), *(("get", f"/kernels{page.format(repo_id)}", None) for page in pages)]
+        for repo_id in ("ours/secret", "ours/nowhere")
+    ]
+    pairs = [pair for pair in zip(*routes, strict=True) if pair[0] != pair[1]]
+    assert len(pairs) > 20
+    for pair in pairs:
+        query = {"size": 1, "expires": 1, "signature": "x"} if "/large/" in pair[0][1] else {}
         parameters = {**query, "commit": "0" * 40}
         for token in (None, other):
             answers = []
-            for name in ("secret", "nowhere"):
-                path = (
-                    route.replace("{organization}", "ours").replace("{name}", name).replace("{revision:path}", "main")
-                )
-                for key, value in VALUES.items():
-                    path = path.replace(f"{{{key}}}", value)
+            for name, (method, path, body) in zip(("secret", "nowhere"), pair, strict=True):
                 headers = {"Authorization": f"Bearer {token}"} if token else {}
                 got = requests.request(method, hub.url + path, json=body, params=parameters, headers=headers)
-                kept = {key: value for key, value in got.headers.items() if key not in {"date", "x-request-id"}}
-                kept.pop("content-length", None)
-                shown = {key: value.replace(name, "…") for key, value in kept.items()}
+                left_out = {"date", "x-request-id", "content-length"}
+                shown = {key: value.replace(name, "…") for key, value in got.headers.items() if key not in left_out}
                 answers.append((got.status_code, got.text.replace(name, "…"), shown))
-            assert answers[0] == answers[1], (method, route)
-            assert answers[0][0] == (403 if query else 404), (method, route, answers[0])
+            assert answers[0] == answers[1], pair
+            assert answers[0][0] == (403 if query else 404), (pair, answers[0])
 
 
 def test_a_public_address_needs_tokens() -> None:
@@ -218,18 +224,6 @@ def test_concurrent_requests_for_one_name(tmp_path: Path) -> None:
         assert sum(name in hub.repositories for name in names) == 2 - moved
         assert hub.repositories.open(wanted).private is (moved == 0)
     assert not [path for path in (tmp_path / "hub/repositories/a").iterdir() if path.name.startswith(".new-")]
-
-
-def every_route(hub: RunningHub, repo_id: str) -> Iterator[tuple[str, str, object]]:
-    """Yield each route of the API for a repository, with a body that it takes."""
-    organization, name = repo_id.split("/")
-    for path, methods in requests.get(f"{hub.url}/openapi.json").json()["paths"].items():
-        for method in methods:
-            body = next((body for end, body in BODIES.items() if path.endswith(end)), None)
-            known = {**VALUES, "organization": organization, "name": name, "revision:path": "main"}
-            for key, value in known.items():
-                path = path.replace(f"{{{key}}}", value)  # noqa: PLW2901
-            yield method, path, body
 
 
 OPEN = {"/health", "/metrics", "/api/validate-yaml"}
