@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
 import pytest
@@ -219,14 +218,9 @@ def test_the_full_abi_may_use_the_cpp_of_torch(compile_module: Compile, make: Ma
     assert report.skipped == {"torch-stable-abi": "the variant does not claim the stable ABI"}
 
 
-@pytest.mark.parametrize("is_damaged", [False, True])
-def test_a_file_that_is_not_a_binary(make: Make, compile_module: Compile, tmp_path: Path, is_damaged: bool) -> None:
+def test_a_file_that_is_not_a_binary(make: Make, tmp_path: Path) -> None:
     garbage = tmp_path / "garbage"
-    content = bytearray(compile_module(STABLE_CPU).read_bytes())
-    (table,) = struct.unpack_from("<Q", content, 40)
-    for header in range(table, len(content) - 63, 64):  # all sections are compressed
-        content[header + 9] |= 8
-    garbage.write_bytes(content if is_damaged else b"\x7fELF" + bytes(100))
+    garbage.write_bytes(b"\x7fELF" + bytes(100))
     others = {"manylinux", "python-abi", "torch-stable-abi", "undefined", "dependencies", "run-path"}
     report = run(make(STABLE_CPU, garbage), only=["binary", *others])
     assert [finding.check for finding in report.findings] == ["binary"]
