@@ -296,9 +296,7 @@ class _Reader:
                     "give it in `arguments`, `constants` or each row of `config`",
                 )
             tests = [f"({row['when']})"] if "when" in row else []
-            tests += [
-                f"{text} == {values[name]}" for name, text in passed.items() if name in values and _is_plain(text)
-            ]
+            tests += [f"{text} == {values[name]}" for name, text in passed.items() if name in values and is_plain(text)]
             when = translate(" and ".join(tests), scope, self.where("config")) if tests else None
             yield Config(when, values, options)
 
@@ -309,7 +307,7 @@ class _Reader:
         return ConfigError(message, where=self.where(key), hint=hint)
 
 
-def _is_plain(text: str) -> bool:
+def is_plain(text: str) -> bool:
     """Return whether an expression is an argument or a size, and no choice of the launch function."""
     node = ast.parse(text, mode="eval").body
     return isinstance(node, ast.Name) or (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute))

@@ -199,6 +199,8 @@ class _Run:
             self.progress.say(f"{project.name}: compiling Triton kernels, if they are not in the cache")
             generated = generation.generate(project, self.toolchains, self.request.sandbox, self.request.jobs)
             self.generated[project.root] = generated
+            if self.request.keep_generated:
+                generation.write(generated, self.request.keep_generated / project.name)
         sources = recorded_sources.record_ahead_of_time(project)
         planned = plan([(generated, [variant])], self.toolchains).variants
         return [replace(each, sources=sources) for each in planned]
