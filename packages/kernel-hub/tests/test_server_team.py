@@ -145,6 +145,7 @@ def test_the_audit_log_has_writes_and_denied_accesses(start_hub: Callable[..., R
     lines = [json.loads(line) for line in audit.read_text().splitlines()]
     assert [(line["who"], line.get("repository"), line["result"], line["status"]) for line in lines] == [
         ("desk", "a/one", "denied", 404),
+        ("desk", "a/no", "denied", 404),  # the same work as for a private repository
         ("desk", "a/new", "denied", 403),
         (None, None, "denied", 401),
         ("ci", "a/one", "refused", 409),
