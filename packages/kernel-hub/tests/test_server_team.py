@@ -152,7 +152,7 @@ def test_the_audit_log_has_writes_and_denied_accesses(start_hub: Callable[..., R
         ("ci", "a/one to a/two", "done", 200),
         ("ci", "a/two", "done", 200),
     ]
-    assert lines[3]["revision"] == "main" and lines[0]["address"] == "127.0.0.1" and lines[0]["time"].endswith("+00:00")
+    assert lines[4]["revision"] == "main" and lines[0]["address"] == "127.0.0.1" and lines[0]["time"].endswith("+00:00")
     whole = audit.read_text() + (tmp_path / "audit.log.1").read_text()
     assert not any(secret in whole for secret in (writer, reader, "hf_unknown", "signature", "Bearer"))
     done = CliRunner().invoke(main, ["hub", "serve", "--root", str(tmp_path / "h"), "--audit-log", str(tmp_path)])
