@@ -210,13 +210,12 @@ def skills() -> Values:
 
 
 def triton() -> Values:
-    """Return the values of docs/triton.md; its two results may be missing."""
-    report, build = (
-        results(name) if (RESULTS / f"{name}.json").exists() else None for name in ("triton-aot.h200", "triton-build")
-    )
+    """Return the values of docs/triton.md, of whose figures those on a GPU may be missing."""
+    report = results("triton-aot.h200") if (RESULTS / "triton-aot.h200.json").exists() else None
+    build = builder_rows(results("builder")["figures"]).get("triton")
     return {
         "report": report,
-        "rows": triton_results.rows(report, build),
+        "rows": [*(triton_results.rows(report) if report else []), *([build] if build else [])],
         "head": triton_results.HEAD,
         "cells": list(triton_results.cells(report["operations"])) if report else [],
     }

@@ -81,6 +81,9 @@ def _compile(module: Any, job: dict[str, Any], out: Path) -> dict[str, Any]:
     signature = {name: job["signature"].get(name, "constexpr") for name in names}
     defaults = {p.name: p.default for p in function.params if p.has_default}
     constants = {**defaults, **job["constants"]}
+    for name, value in constants.items():
+        if isinstance(value, str) and value.startswith("tl."):
+            constants[name] = getattr(triton.language, value[3:])  # a dtype
     source = ASTSource(
         function,
         signature,

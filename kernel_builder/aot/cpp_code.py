@@ -154,6 +154,12 @@ def _body(op: Op) -> Iterator[str]:
     for argument in op.arguments:
         if argument.type != "1":
             yield from _stored(op, argument)
+            if argument.is_divisible:
+                checked, value = (
+                    (f"{argument.name}_value", "") if argument.is_tensor else (argument.name, argument.name)
+                )
+                text = f"the address of {argument.value.python}" if argument.is_tensor else argument.value.python
+                yield f'aot::require(aot::divisible({checked}), "{text} to be divisible by 16", {{{value}}});'
             value = f"&{argument.name}_value"
             narrow = f"wide ? static_cast<void*>({value}) : &{argument.name}_narrow"
             addresses.append(narrow if argument.type == "int" else value)

@@ -65,6 +65,7 @@ class Argument:
     name: str
     value: Expression
     type: str
+    is_divisible: bool  # by 16; else the call is refused
 
     @property
     def is_tensor(self) -> bool:
@@ -141,7 +142,10 @@ def variants(op: Op) -> Iterator[Variant]:
                         f"{name} {value}" for name, value in {**config.constants, **config.options}.items()
                     )
                     label = f"{op.name} ({', '.join(filter(None, [dtype, values]))})"
-                    yield Variant(op, config, signature, constants, hints, label)
+                    always = {argument.name for argument in op.arguments if argument.is_divisible}
+                    chosen = always.union(hints)
+                    divisible = tuple(name for name in signature if name in chosen)
+                    yield Variant(op, config, signature, constants, divisible, label)
 
 
 def read_ops(project: Project) -> tuple[Op, ...]:
@@ -267,14 +271,14 @@ class _Reader:
         for name in names:
             if name in self.table["arguments"]:
                 value = translate(self.table["arguments"][name], self.scope, self.where("arguments"))
-                kind = types.get(name, _DEFAULT_TYPES.get(value.kind, ""))
+                kind, _, divisor = types.get(name, _DEFAULT_TYPES.get(value.kind, "")).partition(":")
                 if kind.startswith("*") != (value.kind == "Tensor") or not kind:
                     raise self.error(
                         "types", f"{name} is {kind}, and its value is a {value.kind}", "correct one of them"
                     )
                 if "T" in kind and not self.table.get("dtypes"):
                     raise self.error("dtypes", f"{name} has the type {kind}, and no dtypes are listed", "list them")
-                yield Argument(name, value, kind)
+                yield Argument(name, value, kind, bool(divisor))
 
     def configs(
         self, scope: Mapping[str, str], constants: Mapping[str, Any], passed: Mapping[str, str]
@@ -299,9 +303,7 @@ class _Reader:
                     "give it in `arguments`, `constants` or each row of `config`",
                 )
             tests = [f"({row['when']})"] if "when" in row else []
-            tests += [
-                f"{text} == {values[name]}" for name, text in passed.items() if name in values and _is_plain(text)
-            ]
+            tests += [f"{text} == {values[name]}" for name, text in passed.items() if name in values and is_plain(text)]
             when = translate(" and ".join(tests), scope, self.where("config")) if tests else None
             yield Config(when, values, options)
 
@@ -312,7 +314,7 @@ class _Reader:
         return ConfigError(message, where=self.where(key), hint=hint)
 
 
-def _is_plain(text: str) -> bool:
+def is_plain(text: str) -> bool:
     """Return whether an expression is an argument or a size, and no choice of the launch function."""
     node = ast.parse(text, mode="eval").body
     return isinstance(node, ast.Name) or (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute))

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from kernel_builder.aot.stores import last_name, stored_parameters
 from kernel_format.errors import ConfigError
 
 KEYS = ("schema", "outputs", "arguments", "grid", "constants")
@@ -151,7 +152,7 @@ class _Reader(ast.NodeTransformer):
     def _assign(self, name: str, value: ast.expr) -> None:
         if name in self.parameters:
             self._refuse(value, f"assigns to its parameter {name}")
-        if isinstance(value, ast.Call) and _last_name(value.func) in _ALLOCATIONS:
+        if isinstance(value, ast.Call) and last_name(value.func) in _ALLOCATIONS:
             self.tensors[name] = self._allocation(value)
         elif name != "_":
             self.locals[name] = self.visit(copy.deepcopy(value))
@@ -265,7 +266,7 @@ class _Reader(ast.NodeTransformer):
 
     def _allocation(self, call: ast.Call) -> str:
         """Return the expression of a tensor that the function allocates."""
-        kind = _last_name(call.func)
+        kind = last_name(call.func)
         keywords = {keyword.arg: keyword.value for keyword in call.keywords}
         if unread := set(keywords) - {"dtype", "device"}:
             self._refuse(
@@ -303,7 +304,7 @@ class _Reader(ast.NodeTransformer):
         self._refuse(node, f"has the dtype {ast.unparse(node)}; expected a dtype of torch, or of a parameter")
 
     def _schema(self, kernel: ast.FunctionDef, arguments: dict[str, str]) -> str:
-        stored = _stored(kernel)
+        stored = stored_parameters(kernel, self.functions)
         tensors = [name for name, (kind, _) in self.parameters.items() if kind == "Tensor"]
         mutated = [name for parameter, name in arguments.items() if parameter in stored and name in tensors]
         keyword_only = [parameter.arg for parameter in self.function.args.kwonlyargs]
@@ -343,8 +344,8 @@ class _Reader(ast.NodeTransformer):
             ):
                 node.args = [self.visit(argument) for argument in arguments]
                 return node
-            case ast.Call(func=function, args=arguments, keywords=[]) if _last_name(function) in _FUNCTIONS:
-                return ast.Call(ast.Name(_last_name(function)), [self.visit(argument) for argument in arguments], [])
+            case ast.Call(func=function, args=arguments, keywords=[]) if last_name(function) in _FUNCTIONS:
+                return ast.Call(ast.Name(last_name(function)), [self.visit(argument) for argument in arguments], [])
             case ast.BinOp(op=operator) if isinstance(operator, _OPERATORS):
                 return self.generic_visit(node)
             case ast.BoolOp() | ast.UnaryOp() | ast.Compare() | ast.IfExp() | ast.operator() | ast.unaryop():
@@ -360,35 +361,6 @@ class _Reader(ast.NodeTransformer):
             where=f"{self.path}:{line}",
             hint=f"write {', '.join(KEYS[:4])} in [op.{self.function.name}] of aot.toml, or simplify the function",
         )
-
-
-def _stored(kernel: ast.FunctionDef) -> set[str]:
-    """Return the kernel's parameters through which it stores: pointers, and names of which they are computed."""
-    sources: dict[str, set[str]] = {}
-    stored: set[str] = set()
-    for node in ast.walk(kernel):
-        if isinstance(node, ast.Assign | ast.AugAssign) and node.value:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for name in (part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)):
-                sources.setdefault(name, set()).update(_names(node.value))
-        elif isinstance(node, ast.Call) and node.args and _last_name(node.func).startswith(("store", "atomic_")):
-            stored |= _names(node.args[0])
-    while new := {source for name in stored for source in sources.get(name, ())} - stored:
-        stored |= new
-    return stored
-
-
-def _names(node: ast.AST) -> set[str]:
-    """Return the names in an expression, except in loads: a loaded value is not a pointer of the kernel's arguments."""
-    if isinstance(node, ast.Call) and _last_name(node.func) == "load":
-        return set()
-    if isinstance(node, ast.Name):
-        return {node.id}
-    return {name for child in ast.iter_child_nodes(node) for name in _names(child)}
-
-
-def _last_name(function: ast.expr) -> str:
-    return ast.unparse(function).rpartition(".")[2]
 
 
 def _expression(text: str) -> ast.expr:

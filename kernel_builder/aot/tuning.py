@@ -11,6 +11,7 @@ from typing import Any
 import tomlkit
 from tomlkit.items import Array
 
+from kernel_builder.aot.declaration import is_plain
 from kernel_format.errors import ConfigError
 from kernel_format.files import write_atomically
 
@@ -107,14 +108,10 @@ def rows(launches: Sequence[Launch], present: Sequence[Row], passed: Mapping[str
                 where=where,
                 hint="add a shape to benchmarks/benchmark.py, or remove the row",
             )
-        result += _decisions(fitting, fixed, [_condition(passed[name], value) for name, value in fixed.items()])
+        # Rows need the values that the launch function passes on unchanged, without a condition.
+        computed = {name: value for name, value in fixed.items() if not is_plain(passed[name])}
+        result += _decisions(fitting, fixed, [f"({passed[name]}) == {value}" for name, value in computed.items()])
     return result
-
-
-def _condition(expression: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return expression if value else f"not ({expression})"
-    return f"{expression} == {value}"
 
 
 def _decisions(launches: Sequence[Launch], fixed: Row, conditions: Sequence[str]) -> list[Row]:

@@ -13,9 +13,9 @@ from typing import Any
 
 import click
 
-from kernel_builder import toml_file
 from kernel_builder.aot import launch_function, tuning
 from kernel_builder.cli.shared_options import directory_argument, json_option
+from kernel_builder.config import aot_toml
 from kernel_builder.config.project_files import read_project
 from kernel_builder.measure import workloads
 from kernel_builder.measure.workloads import DTYPES
@@ -41,10 +41,10 @@ def tune(directory: Path, ops: Sequence[str], dtypes: Sequence[str], as_json: bo
     kernel-builder tune my-kernel
     kernel-builder tune my-kernel --op softmax --json
     """
-    path = directory / "aot.toml"
+    path = directory / aot_toml.FILE
     if not path.is_file():
         raise ConfigError("does not exist; it declares the kernels to tune", where=str(path), hint="see docs/triton.md")
-    declared = toml_file.read(path)
+    declared = aot_toml.read(directory)
     chosen = {name: table for name, table in declared["op"].items() if not ops or name in ops}
     if unknown := set(ops) - set(chosen):
         raise ConfigError(f"{min(unknown)!r} is none of {', '.join(declared['op'])}", where="--op")
@@ -60,7 +60,8 @@ def tune(directory: Path, ops: Sequence[str], dtypes: Sequence[str], as_json: bo
         where = f"{path}: [op.{name}] config"
         if not launches[name]:
             raise ConfigError("no workload launches the kernel", where=where, hint="add one to benchmarks/benchmark.py")
-        passed = launch_function.read(directory / declared["source"], name)["passed"]
+        is_read = any(key not in table for key in launch_function.KEYS[:4])  # else the author wrote all
+        passed = launch_function.read(directory / declared["source"], name)["passed"] if is_read else {}
         tuned[name] = tuning.rows(launches[name], table.get("config", []), passed, where)
     tuning.write_rows(path, tuned)
     if as_json:

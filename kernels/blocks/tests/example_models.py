@@ -2,6 +2,7 @@
 
 import copy
 
+import accelerate
 import small_models
 import torch
 from diffusers import AutoencoderKLLTXVideo, FlowMatchEulerDiscreteScheduler, LTXPipeline
@@ -122,3 +123,18 @@ def accelerated(blocks, model):
 
 # float32: rounding in another order of the sums.
 ROUNDING = 2e-5
+
+
+def sequential(model):
+    accelerate.cpu_offload(model, execution_device=torch.device(DEVICE), offload_buffers=True)
+
+
+def whole(model):
+    accelerate.cpu_offload_with_hook(model, execution_device=DEVICE)
+
+
+def groups(model):
+    model.enable_group_offload(onload_device=torch.device(DEVICE), offload_type="leaf_level")
+
+
+OFFLOADS = (sequential, whole, groups)

@@ -3,11 +3,10 @@
 import copy
 from collections.abc import Mapping
 
-import accelerate
 import pytest
 import torch
 from accelerate.hooks import remove_hook_from_module
-from example_models import ROUNDING, ltx, own, qwen3, run
+from example_models import OFFLOADS, ROUNDING, ltx, own, qwen3, run
 from model_cases import DEVICE, error
 from peft import LoraConfig, get_peft_model
 
@@ -70,18 +69,6 @@ def test_compiling_by_the_user_stays(blocks, when):
     assert torch.equal(run(model, inputs), expected) and len(calls) == 1
 
 
-def cpu_offload(model):
-    accelerate.cpu_offload(model, execution_device=torch.device(DEVICE))
-
-
-def model_offload(model):
-    accelerate.cpu_offload_with_hook(model, execution_device=DEVICE)
-
-
-def group_offload(model):
-    model.enable_group_offload(onload_device=torch.device(DEVICE), offload_type="block_level", num_blocks_per_group=1)
-
-
 def remove_offload(model):
     remove_hook_from_module(model, recurse=True)
     for module in model.modules():
@@ -92,7 +79,7 @@ def remove_offload(model):
 
 
 @pytest.mark.parametrize("options", [{}, {"graphs": True}])
-@pytest.mark.parametrize("wrap", [cpu_offload, model_offload, group_offload])
+@pytest.mark.parametrize("wrap", OFFLOADS)
 @torch.no_grad()
 def test_offloading_added_in_between(blocks, wrap, options):
     """Restored while it is wrapped and after, the model runs its own code."""

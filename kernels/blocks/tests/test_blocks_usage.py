@@ -4,13 +4,12 @@ import copy
 import functools
 from concurrent.futures import ThreadPoolExecutor
 
-import accelerate
 import pytest
 import small_models
 import torch
 import torch.distributed as dist
 from diffusers import FirstBlockCacheConfig, MagCacheConfig
-from example_models import ROUNDING, accelerated, ltx, own, qwen3, run
+from example_models import OFFLOADS, ROUNDING, accelerated, ltx, own, qwen3, run
 from model_cases import DEVICE, built, error
 from peft import LoraConfig, get_peft_model
 from torch import nn
@@ -255,25 +254,11 @@ def test_caches_of_diffusers(blocks, name, config, when):
         assert error(case.run(), expected) < ROUNDING
 
 
-def sequential(model):
-    accelerate.cpu_offload(model, execution_device=torch.device(DEVICE), offload_buffers=True)
-
-
-def whole(model):
-    accelerate.cpu_offload_with_hook(model, execution_device=DEVICE)
-
-
-def groups(model):
-    model.enable_group_offload(onload_device=torch.device(DEVICE), offload_type="leaf_level")
-
-
 def casting(model):
     model.enable_layerwise_casting(storage_dtype=torch.bfloat16, compute_dtype=torch.float32)
 
 
-@pytest.mark.parametrize(
-    "offload, when", [(sequential, "after"), (whole, "before"), (groups, "before"), (casting, "after")]
-)
+@pytest.mark.parametrize("offload, when", [*zip(OFFLOADS, ("after", "before", "before")), (casting, "after")])
 @torch.no_grad()
 def test_offloading(blocks, offload, when):
     model, inputs = ltx(layers=1)

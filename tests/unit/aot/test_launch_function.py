@@ -14,6 +14,10 @@ import triton
 import triton.language as tl
 
 @triton.jit
+def count(value, ptrs):
+    tl.atomic_add(ptrs, value)
+
+@triton.jit
 def kernel(
     x_ptr, index_ptr, out_ptr, sums_ptr, n, stride, alpha, bias_ptr,
     TYPE: tl.constexpr, FLAG: tl.constexpr, BLOCK: tl.constexpr, MODE: tl.constexpr = 3,
@@ -21,7 +25,7 @@ def kernel(
     index = tl.load(index_ptr + tl.program_id(0))
     ptrs = sums_ptr + index
     ptrs += n
-    tl.atomic_add(ptrs, 1)
+    count(1, ptrs)
     tl.store(out_ptr + index, tl.load(x_ptr))
 
 """

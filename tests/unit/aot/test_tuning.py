@@ -36,10 +36,10 @@ def test_rows_of_several_keys_choose_the_configuration_of_each_launch():
 def test_constexprs_that_are_not_tuned_are_kept():
     launches = [launch(SMALL, n=1, DIM=64, CAUSAL=True), launch(LARGE, n=1, DIM=128, CAUSAL=False)]
     present = [{"when": "old", "DIM": 64, "CAUSAL": True, "BLOCK": 1}, {"DIM": 128, "CAUSAL": False, "num_warps": 2}]
-    passed = {"DIM": "q.size(3)", "CAUSAL": "causal"}
+    passed = {"DIM": "max(q.size(3), 16)", "CAUSAL": "causal"}
     assert choose(*launches, present=present, **passed) == [
-        {"when": "q.size(3) == 64 and causal", "DIM": 64, "CAUSAL": True, **SMALL},
-        {"when": "q.size(3) == 128 and not (causal)", "DIM": 128, "CAUSAL": False, **LARGE},
+        {"when": "(max(q.size(3), 16)) == 64", "DIM": 64, "CAUSAL": True, **SMALL},
+        {"when": "(max(q.size(3), 16)) == 128", "DIM": 128, "CAUSAL": False, **LARGE},
     ]
     with pytest.raises(ConfigError, match="no workload launches the kernel with DIM = 128, CAUSAL = False"):
         choose(launches[0], present=present, **passed)

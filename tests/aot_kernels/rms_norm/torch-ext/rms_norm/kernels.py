@@ -43,11 +43,11 @@ def rms_norm_forward(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -
     assert x.is_contiguous() and weight.is_contiguous()
     assert weight.shape[0] == x.shape[-1]
     n = x.shape[-1]
-    rows = x.numel() // n
+    rows = x.numel() // max(n, 1)
     out = torch.empty_like(x)
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
-    BLOCK = max(triton.next_power_of_2(n), 1024)
-    forward_kernel[(rows,)](x, weight, out, rstd, n, eps, BLOCK=BLOCK, num_warps=8 if n > 2048 else 4)
+    BLOCK = 1024 if n <= 1024 else 4096 if n <= 4096 else 8192
+    forward_kernel[(rows,)](x, weight, out, rstd, n, eps, BLOCK=BLOCK, num_warps=8 if n > 1024 else 4)
     return out, rstd
 
 
@@ -72,7 +72,7 @@ def rms_norm_backward(
         rows,
         n,
         rows_per_program,
-        BLOCK=max(triton.next_power_of_2(n), 1024),
-        num_warps=8 if n > 2048 else 4,
+        BLOCK=1024 if n <= 1024 else 4096 if n <= 4096 else 8192,
+        num_warps=8 if n > 1024 else 4,
     )
     return grad_x, partial

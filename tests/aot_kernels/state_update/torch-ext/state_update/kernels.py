@@ -54,7 +54,7 @@ def state_update(
     c: torch.Tensor,
     d: torch.Tensor,
 ) -> torch.Tensor:
-    """Update `state` (batch by channels by 16, 64 or 128, float32) by a token, and return its outputs.
+    """Update `state` (batch by channels by 16 or 128, float32) by a token, and return its outputs.
 
     `x` and `dt` are batch by channels, `b` and `c` batch by state size. `a` is channels by state size, `dt_bias` and
     `d` have a value for each channel, all three in float32.
