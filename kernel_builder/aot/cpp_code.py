@@ -164,11 +164,13 @@ def _body(op: Op) -> Iterator[str]:
             narrow = f"wide ? static_cast<void*>({value}) : &{argument.name}_narrow"
             addresses.append(narrow if argument.type == "int" else value)
     index = f"dtype * {len(op.configs)} + config" if len(op.dtypes) > 1 else "config"
-    if op.divisible:
-        divisible = [argument for argument in op.arguments if argument.name in op.divisible and argument.type != "1"]
-        tests = [f"aot::divisible({a.name}{'_value' if a.is_tensor else ''})" for a in divisible]
-        yield f"const bool aligned = {' && '.join(tests)};"
-        index = f"({index}) * 2 + (aligned ? 0 : 1)"
+    if op.hints[1:]:
+        yield f"int hints = {len(op.hints) - 1};"
+        for number in reversed(range(len(op.hints) - 1)):
+            chosen = [argument for argument in op.arguments if argument.name in op.hints[number]]
+            tests = [f"aot::divisible({a.name}{'_value' if a.is_tensor else ''})" for a in chosen]
+            yield f"if ({' && '.join(tests)}) hints = {number};"
+        index = f"({index}) * {len(op.hints)} + hints"
     wide = [argument for argument in op.arguments if argument.type == "int"]
     if wide:
         yield f"const bool wide = !({' && '.join(f'aot::is_int32({argument.name})' for argument in wide)});"

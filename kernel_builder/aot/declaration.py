@@ -103,6 +103,13 @@ class Op:
     def results(self) -> int:
         return len(self.outputs)
 
+    @property
+    def hints(self) -> tuple[tuple[str, ...], ...]:
+        """The arguments that compilations take as divisible by 16: all of `divisible`, its pointers, and none."""
+        own = [argument for argument in self.arguments if argument.name in self.divisible and argument.type != "1"]
+        pointers = tuple(argument.name for argument in own if argument.is_tensor)
+        return tuple(dict.fromkeys([tuple(argument.name for argument in own), pointers, ()]))
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -120,7 +127,7 @@ def variants(op: Op) -> Iterator[Variant]:
     """Yield the compilations of an op, in the order in which the generated code counts them."""
     for dtype in op.dtypes or ("",):
         for config in op.configs:
-            for aligned in (True, False) if op.divisible else (False,):
+            for hints in op.hints:
                 for wide in (False, True) if any(a.type == "int" for a in op.arguments) else (False,):
                     signature, constants = {}, {**op.constants, **config.constants}
                     for argument in op.arguments:
@@ -136,7 +143,7 @@ def variants(op: Op) -> Iterator[Variant]:
                     )
                     label = f"{op.name} ({', '.join(filter(None, [dtype, values]))})"
                     always = {argument.name for argument in op.arguments if argument.is_divisible}
-                    chosen = always.union(op.divisible if aligned else ())
+                    chosen = always.union(hints)
                     divisible = tuple(name for name in signature if name in chosen)
                     yield Variant(op, config, signature, constants, divisible, label)
 

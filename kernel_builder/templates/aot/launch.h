@@ -260,10 +260,17 @@ void launch(Kernel& kernel, const Tensor& beside, int64_t x, int64_t y, int64_t 
   arguments[kCount - 1] = &profile;
   void* stream;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
-  check(driver().launch(reinterpret_cast<CUfunction>(function), int32(x, "the grid"), static_cast<unsigned>(y),
-                        static_cast<unsigned>(z), kernel.threads, 1, 1, image.shared, static_cast<CUstream>(stream),
-                        arguments, nullptr),
-        kernel.name);
+  const auto attempt = [&] {
+    return driver().launch(reinterpret_cast<CUfunction>(function), int32(x, "the grid"), static_cast<unsigned>(y),
+                           static_cast<unsigned>(z), kernel.threads, 1, 1, image.shared, static_cast<CUstream>(stream),
+                           arguments, nullptr);
+  };
+  CUresult error = attempt();
+  if (error == CUDA_ERROR_INVALID_CONTEXT) {  // a new thread has no context before its first call of the runtime
+    cudaSetDevice(device);
+    error = attempt();
+  }
+  check(error, kernel.name);
 }
 
 }  // namespace aot

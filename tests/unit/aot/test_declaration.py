@@ -61,14 +61,14 @@ def test_both_kinds_of_variants_are_offered_and_the_code_follows_the_table(tmp_p
     (op,) = declaration.read_ops(project(tmp_path))
     assert (op.schema, op.results) == ("(Tensor x, float factor=2.0, bool flag=False) -> Tensor", 1)
     compiled = list(declaration.variants(op))
-    assert len(compiled) == 8  # dtypes, configurations, divisible or not
+    assert len(compiled) == 12  # dtypes, configurations; all divisible, pointers, none
     assert compiled[0].signature == {"x_ptr": "*fp16", "out_ptr": "*fp16", "n": "i32", "factor": "fp32"}
     assert compiled[0].constants == {"BLOCK": 1024, "FLAG": False}
-    assert (compiled[0].divisible, compiled[1].divisible) == (("x_ptr", "n"), ())
+    assert [each.divisible for each in compiled[:3]] == [("x_ptr", "n"), ("x_ptr",), ()]
     assert op.configs[0].options == {"num_warps": 2, "num_stages": 3}
     code = cpp_code.launcher(op, "kernels.py")
     assert "if (flag == false) {" in code and 'aot::check_contiguous(x, "x");' in code
-    assert "scale_kernels[(dtype * 2 + config) * 2 + (aligned ? 0 : 1)]" in code
+    assert "scale_kernels[(dtype * 2 + config) * 3 + hints]" in code
     assert max(map(len, code.splitlines())) <= 120
     rows = [
         [
