@@ -15,7 +15,7 @@ from kernel_builder.progress import Progress
 from kernel_builder.steps.graph import PlannedVariant
 from kernel_builder.toolchain.host_compiler import environment
 from kernel_format.errors import ToolchainError
-from kernel_format.files import temporary_directory
+from kernel_format.files import debugging, temporary_directory
 from kernel_sandbox import sandbox
 from kernel_sandbox.confine import BUBBLEWRAP, LANDLOCK, landlock_version
 
@@ -79,6 +79,14 @@ def chosen(mode: SandboxMode, compiler: Path | None) -> Confinement:
     """Return the first sandbox in which the compiler runs, and without network."""
     if mode == "off":
         return Confinement()
+    if debugging():
+        if mode == "require":
+            raise ToolchainError(
+                "KERNEL_BUILDER_DEBUG=keep runs nothing in a sandbox",
+                where="--sandbox require",
+                hint="leave out one of the two",
+            )
+        return Confinement(reason="KERNEL_BUILDER_DEBUG=keep")
     strongest = _strongest(compiler, os.environ.get("PATH", ""), os.environ.get("LD_LIBRARY_PATH", ""))
     if strongest.kind is None and mode == "require":
         raise ToolchainError(

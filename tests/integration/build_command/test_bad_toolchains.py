@@ -34,3 +34,9 @@ def test_a_cache_path_that_nvcc_would_split_is_refused(project: Path, kernel_bui
         cache = new_cache(name)
         expected = {"where": cache, "message": "white space, commas", "hint": "KERNEL_BUILDER_CACHE"}
         kernel_builder.refuse(project, *FOR_CPU, cache=cache, error=StoreError, **expected)
+
+
+def test_debugging_and_a_required_sandbox_exclude_each_other(project: Path, kernel_builder: Run) -> None:
+    expected = {"where": "--sandbox", "message": "runs nothing in a sandbox", "hint": "leave out"}
+    options = (*FOR_CPU, "--sandbox", "require")
+    kernel_builder.refuse(project, *options, error=ToolchainError, **expected, KERNEL_BUILDER_DEBUG="keep")
