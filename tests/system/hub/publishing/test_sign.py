@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,8 @@ def make_key(directory: Path, name: str, *command: str, passphrase: str = "") ->
         public = ["openssl", "pkey", "-in", str(key), "-pubout", "-out", f"{key}.pub"]
         subprocess.run([*public, "-passin", f"pass:{passphrase}"], check=True, capture_output=True)
     else:
+        if shutil.which("ssh-keygen") is None:
+            pytest.skip("ssh-keygen is not installed: apt-get install openssh-client")
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     return key
 
