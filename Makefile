@@ -6,7 +6,7 @@
 # make update        take new releases of Torch and clients from the package index into the builder's tables
 # make docs          build the documentation in site/ and check every link
 # make packages      build the CPU packages of kernels/, which the tests load
-# make arm64-python  a Python for aarch64 in .venv/arm64, which runs by qemu-user: a test needs it (Debian, Ubuntu)
+# make arm64-python  a Python for aarch64 in .venv/arm64, which runs by qemu-user: a nightly test needs it (Debian, Ubuntu)
 # make gpu-test      the kernels' tests, on a machine with a GPU; CUDA_COMPILER=clang tests clang's binaries
 # make landlock-test the tests that depend on the sandbox, on Landlock where bubblewrap is installed as well
 # make nightly       attack the Hub server, and kill servers, builds and uploads at random moments (12 minutes)
@@ -59,7 +59,7 @@ test: export OPENBLAS_NUM_THREADS = 1
 test: export PYTEST_DISABLE_PLUGIN_AUTOLOAD = 1
 # Tests often wait for processes and sockets, so lint and the documentation are checked meanwhile.
 test: .venv/ready
-	$(MAKE) --jobs=2 --output-sync=target packages arm64-python
+	$(MAKE) packages
 	$(MAKE) --jobs=3 lint docs all-tests
 
 all-tests: .venv/ready
@@ -93,7 +93,7 @@ newest-client: .venv/ready
 	.venv/bin/uv pip install --quiet --python .venv --upgrade kernels kernels-data
 	.venv/bin/python -m pytest -p tests.skips -n 2 packages/kernel-hub/tests/test_server_clients.py tests/unit/package tests/unit/hub tests/integration/checks tests/system/hub/publishing $(PYTEST)
 
-nightly: .venv/ready
+nightly: .venv/ready arm64-python
 	.venv/bin/python -m pytest -m nightly tests/nightly tests/system/platforms/test_arm.py $(PYTEST)
 
 lint: .venv/ready

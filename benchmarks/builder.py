@@ -30,6 +30,7 @@ import click
 from counting_index import CountingIndex
 from recording import RESULTS, ROOT, children_cpu_seconds, commit, machine, write
 
+from kernel_builder.config.variant import this_platform
 from kernel_builder.measure.results import estimate
 from kernel_format.cache_directory import default_cache
 
@@ -222,6 +223,22 @@ def load_time(workspace: Workspace) -> tuple[list[str], Values]:
     return ['get_local_kernel(Path("kernels/rmsnorm"), backend="cpu")'], values
 
 
+CAPABILITIES = ("8.0", "8.9", "9.0", "10.0", "12.0")
+
+
+def triton(workspace: Workspace) -> tuple[list[str], Values]:
+    """Build the tests' Triton kernels ahead of time, with a cache that has nothing of them."""
+    names = sorted(path.name for path in (ROOT / "tests/aot_kernels").iterdir())
+    projects = [workspace.project("triton", f"tests/aot_kernels/{name}") for name in names]
+    for project in projects:
+        aot = project / "aot.toml"
+        aot.write_text(f"capabilities = {json.dumps(CAPABILITIES)}\n{aot.read_text()}")
+    variant = f"torch-stable-abi210-cu130-{this_platform()}"
+    done = workspace.run(workspace.cache("triton"), "build", *projects, "--variant", variant, "--jobs", str(JOBS))
+    counts = {"kernels": len(projects), "capabilities": len(CAPABILITIES)}
+    return [done.command], {"seconds": done.seconds, "cpu-seconds": done.cpu_seconds, **counts}
+
+
 FIGURES: dict[str, Callable[[Workspace], tuple[list[str], Values]]] = {
     "downloads": downloads,
     "further-torch": further_torch,
@@ -229,6 +246,7 @@ FIGURES: dict[str, Callable[[Workspace], tuple[list[str], Values]]] = {
     "one-source": one_source,
     "warm-cache": warm_cache,
     "load-time": load_time,
+    "triton": triton,
 }
 
 

@@ -110,6 +110,16 @@ def _load_time(values: Mapping[str, Any]) -> Row:
     )
 
 
+def _triton(values: Mapping[str, Any]) -> Row:
+    return Row(
+        f"build of {values['kernels']} Triton kernels ahead of time, for {values['capabilities']} capabilities",
+        "at most 120 s",
+        f"{values['seconds']:.0f} s, {values['cpu-seconds']:.0f} s of CPU time",
+        values["seconds"] <= 120,
+        "The kernels are those of tests/aot_kernels; the compilers are cached.",
+    )
+
+
 _ROWS = {
     "downloads": _downloads,
     "further-torch": _further_torch,
@@ -117,4 +127,5 @@ _ROWS = {
     "one-source": _one_source,
     "warm-cache": _warm_cache,
     "load-time": _load_time,
+    "triton": _triton,
 }

@@ -21,6 +21,7 @@ from typing import Any
 import jinja2
 import kernel_results
 import model_results
+import triton_results
 from builder_results import builder_rows
 from recording import RESULTS, ROOT
 
@@ -208,6 +209,18 @@ def skills() -> Values:
     return {"agents": agents, "arms": arms, "mean_ratio": mean_ratio, "median_minutes": median_minutes}
 
 
+def triton() -> Values:
+    """Return the values of docs/triton.md, of whose figures those on a GPU may be missing."""
+    report = results("triton-aot.h200") if (RESULTS / "triton-aot.h200.json").exists() else None
+    build = builder_rows(results("builder")["figures"]).get("triton")
+    return {
+        "report": report,
+        "rows": [*(triton_results.rows(report) if report else []), *([build] if build else [])],
+        "head": triton_results.HEAD,
+        "cells": list(triton_results.cells(report["operations"])) if report else [],
+    }
+
+
 def mean_ratio(runs: Sequence[Mapping[str, Any]], peer: str) -> float:
     """Return the geometric mean of a peer's time divided by the candidate's.
 
@@ -227,6 +240,7 @@ PAGES: dict[str, Callable[[], Values]] = {
     "docs/kernels.md": kernels,
     "docs/models.md": models,
     "docs/skills.md": skills,
+    "docs/triton.md": triton,
 }
 
 _templates = jinja2.Environment(

@@ -5,7 +5,7 @@ builder. It imports Torch.
 
 | purpose | names |
 | --- | --- |
-| projects | `create_project`, `read_project`, `python_name`, `Project` |
+| projects | `create_project`, `read_project`, `python_name`, `in_work_tree`, `Project` |
 | builds | `build_for_device`, `require_built` |
 | time | `clock`, `Clock`, `sets_needed`, `copies`, `estimate`, `Estimate` |
 | accuracy | `deviation`, `Deviation`, `fault`, `ALLOWED_PEERS` |
@@ -15,7 +15,7 @@ builder. It imports Torch.
 from __future__ import annotations
 
 from kernel_builder.config.project import Project, python_name
-from kernel_builder.config.project_files import read_project
+from kernel_builder.config.project_files import in_work_tree, read_project
 from kernel_builder.develop.choice import build_for_device, require_built
 from kernel_builder.measure.accuracy import POISON, deviation, fault, poisoned
 from kernel_builder.measure.case import ALLOWED_PEERS, copies, size
@@ -37,6 +37,7 @@ __all__ = [
     "deviation",
     "estimate",
     "fault",
+    "in_work_tree",
     "poisoned",
     "python_name",
     "read_project",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -92,8 +91,7 @@ def committed_files(repository: Path, commit: str) -> Mapping[str, CommittedEntr
 def check_out(repository: Path, commit: str, target: Path) -> str | None:
     """Write the files of a commit to a new directory, unchanged by filters; return git's error, or None.
 
-    The directory is a repository of its own, which reads the objects of the other one and not its configuration.
-    Submodules are empty directories.
+    The directory is a repository of its own, without objects. Submodules are empty directories.
     """
     if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", commit):  # packages name it, and git could take it for an option
         return "not the name of a commit"
@@ -106,5 +104,4 @@ def check_out(repository: Path, commit: str, target: Path) -> str | None:
             return done.stderr.decode(errors="replace").strip()
         (target / ".git" / "info").mkdir(exist_ok=True)
         (target / ".git" / "info" / "attributes").write_text(_ATTRIBUTES)
-    shutil.rmtree(target / ".git")
     return None

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from auditwheel.elfutils import elf_find_versioned_symbols
-from elftools.common.exceptions import ELFError
-from elftools.construct import ConstructError
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection, GNUVerSymSection
@@ -190,7 +188,9 @@ def _opened(path: Path) -> Iterator[ELFFile]:
     try:
         with path.open("rb") as file:
             yield ELFFile(file)
-    except (OSError, ELFError, ConstructError, UnicodeDecodeError) as error:
+    except Unreadable:
+        raise
+    except Exception as error:  # pyelftools raises any for a malformed file
         raise Unreadable(f"{path.name} cannot be read as an ELF file: {error}") from error
 
 

@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, Protocol, TextIO
+from typing import Any, Literal, Protocol, TextIO
 
 Unit = Literal["steps", "bytes"]
 
 _CLEAR = "\r\033[K"  # the line of a terminal
+# Of the builder's own output: the start of a status line, and colors.
+_OWN = re.compile(r"(\A\r\033\[K|\033\[(?:0|1|3[1-6])m)")
+_WORKFLOW_COMMAND = re.compile(r"^(\s*:)(?=:)|#(?=#(?:\[|vso))", re.MULTILINE)
+
+
+def printable(text: str) -> str:
+    """Return text, which may be of a project, a Hub or an agent, without commands for terminals and for CI services."""
+
+    def escaped(part: str) -> str:
+        shown = (c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in part)
+        return _WORKFLOW_COMMAND.sub(lambda match: f"{match[0]} ", "".join(shown))
+
+    return "".join(part if number % 2 else escaped(part) for number, part in enumerate(_OWN.split(text)))
+
+
+class PrintableStream:
+    """A stream that writes `printable` text."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(printable(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class Progress(Protocol):

@@ -17,8 +17,8 @@ from kernel_format.errors import ConfigError
 from kernel_format.files import write_atomically
 
 _TEMPLATES = Path(__file__).parent / "templates"
-BACKENDS = ("cpu", "cuda")
-"""The backends of the template."""
+BACKENDS = {"cuda": ("cpu", "cuda"), "triton": ("cuda",)}
+"""The languages of the templates: name -> backends."""
 # Names that the new project itself defines.
 _RESERVED = ("layers", "metadata", "op", "ops", "torch")
 
@@ -29,6 +29,7 @@ def create(
     wanted: Sequence[str],
     *,
     license_name: str,
+    language: str = "cuda",
     operator: str = "relu",
     overwrite: bool = False,
 ) -> Path:
@@ -39,6 +40,7 @@ def create(
         repo_id: The Hub repository, such as `org/my-kernel`; the part after the slash is the name of the kernel.
         wanted: The backends.
         license_name: The SPDX name of the license.
+        language: The language of the device code, a key of `BACKENDS`.
         operator: The name of the operator and of its function.
         overwrite: Whether to replace existing files.
 
@@ -49,7 +51,7 @@ def create(
         ConfigError: If an argument is invalid, a file exists already, or the directory cannot be written.
     """
     name = kernel_name(repo_id)
-    _check_backends(wanted)
+    _check_backends(wanted, language)
     _check_operator(operator)
     if not re.fullmatch(r"[A-Za-z0-9][-A-Za-z0-9.+]*", license_name):
         raise ConfigError(
@@ -58,7 +60,8 @@ def create(
             hint="use for example apache-2.0, mit or bsd-3-clause",
         )
     directory = directory or Path(name)
-    files = _render(repo_id, name, [backend for backend in BACKENDS if backend in wanted], license_name, operator)
+    ordered = [backend for backend in BACKENDS[language] if backend in wanted]
+    files = _render(repo_id, name, ordered, license_name, language, operator)
     write({name: text.encode() for name, text in files.items()}, directory, overwrite=overwrite)
     return directory
 
@@ -100,12 +103,13 @@ def kernel_name(repo_id: str) -> str:
     return name
 
 
-def _check_backends(wanted: Sequence[str]) -> None:
-    if not wanted or not set(wanted) <= set(BACKENDS):
+def _check_backends(wanted: Sequence[str], language: str) -> None:
+    offered = BACKENDS[language]
+    if not wanted or not set(wanted) <= set(offered):
         raise ConfigError(
-            f"there are templates for the backends {' and '.join(BACKENDS)}, and not for {', '.join(wanted) or 'none'}",
+            f"there are templates for the backends {' and '.join(offered)}, and not for {', '.join(wanted) or 'none'}",
             where="--backends",
-            hint=f"start with {' or '.join(BACKENDS)}, and add others to build.toml (docs/build-toml.md)",
+            hint=f"start with {' or '.join(offered)}, and add others to build.toml (docs/build-toml.md)",
         )
 
 
@@ -119,7 +123,9 @@ def _check_operator(operator: str) -> None:
         )
 
 
-def _render(repo_id: str, name: str, wanted: Sequence[str], license_name: str, operator: str) -> dict[str, str]:
+def _render(
+    repo_id: str, name: str, wanted: Sequence[str], license_name: str, language: str, operator: str
+) -> dict[str, str]:
     """Return the files of the project: path -> content."""
     package = python_name(name)
     values = {
@@ -133,7 +139,12 @@ def _render(repo_id: str, name: str, wanted: Sequence[str], license_name: str, o
         "operator": operator,
         **_description(operator),
     }
-    files = render(_TEMPLATES / "init", values, wanted)
+    if language == "triton":
+        shared = render(_TEMPLATES / "init", values)
+        files = {path: text for path, text in shared.items() if not path.endswith((".h", ".cpp"))}
+        files |= render(_TEMPLATES / "init_triton", values)
+    else:
+        files = render(_TEMPLATES / "init", values, wanted)
     for path in re.findall(r'"(kit/[^"]+)"', files["build.toml"]):
         files[path] = (_TEMPLATES / path).read_text(encoding="utf-8")
     files["benchmarks/workload.py"] = (_TEMPLATES / "kit" / "workload.py").read_text(encoding="utf-8")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import re
+import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import cache
@@ -24,11 +26,11 @@ from kernel_builder.checks.torch_build import may_load
 from kernel_builder.config import known_backends
 from kernel_builder.config.variant import Variant, this_platform
 from kernel_builder.steps.confinement import Confinement
-from kernel_format import files
 from kernel_format.files import temporary_directory
 from kernel_format.metadata import PackageMetadata
 from kernel_format.tree_digest import contents, is_unchanged
 from kernel_sandbox import sandbox
+from kernel_sandbox.answers import read_answer
 
 
 def check_load(package: CheckedPackage) -> Iterator[Finding]:
@@ -91,15 +93,38 @@ def start_loading(
 
     @cache
     def answers() -> Mapping[str, Mapping[str, Any]]:
-        answer = wait(SECONDS * (len(seen) + 1))
-        if not isinstance(answer, dict):
-            return {str(directory): {"outcome": answer[0], "text": answer[1]} for directory in seen}
-        return {
-            str(directory): {**answer[str(copy)], "text": answer[str(copy)]["text"].replace(str(copy), str(directory))}
-            for directory, copy in seen.items()
-        }
+        every = wait(SECONDS * (len(seen) + 1))
+        found = {}
+        for directory, copy in seen.items():
+            answer: Any = every.get(str(copy)) if isinstance(every, dict) else None
+            if not _is_answer(answer):
+                answer = {"outcome": "failed", "text": every[1] if isinstance(every, tuple) else _FORGED}
+            text = answer["text"][:_LONGEST_TEXT].replace(str(copy), str(directory))
+            found[str(directory)] = {**answer, "text": text}
+        return found
 
     return answers
+
+
+_FORGED = "the process answers in another form: code of the package has changed it"
+_OP = {"name": str, "namespace": str, "key": str, "implemented": bool, "keys": list, "fake": bool, "place": str}
+
+
+def _is_answer(answer: Any) -> bool:
+    """Return whether an answer about a package has its form, which code of the package could change."""
+    return (
+        isinstance(answer, dict)
+        and answer.get("outcome") in ("loaded", "skipped", "failed")
+        and isinstance(answer.get("text"), str)
+        and _are_strings(answer.get("missing") or [])
+        and isinstance(ops := answer.get("ops") or [], list)
+        and all(isinstance(op, dict) and all(isinstance(op.get(key), kind) for key, kind in _OP.items()) for op in ops)
+        and all(_are_strings(op["keys"]) for op in ops)
+    )
+
+
+def _are_strings(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 def asked_for(variant: str) -> tuple[str | None, str]:
@@ -121,7 +146,7 @@ def rejections(variants: Sequence[str]) -> Mapping[str, str | None]:
     if unknown := {variant: asked_for(variant)[0] for variant in variants if variant not in _known_rejections}:
         with ProbeProcess() as process:
             answer = process.ask("fits", json.dumps(unknown))(SECONDS)
-        failed = dict.fromkeys(unknown, f"the client cannot be asked: {answer[1]}") if isinstance(answer, tuple) else {}
+        failed = {} if isinstance(answer, dict) else dict.fromkeys(unknown, f"the client cannot be asked: {answer[1]}")
         _known_rejections.update(failed or answer)
     return _known_rejections
 
@@ -143,6 +168,7 @@ def _hint(text: str) -> str:
 
 
 SECONDS = 300  # for the answer to a question, by default
+LONGEST_ANSWER, _LONGEST_TEXT = 16 << 20, 2000
 _PROBE = Path(__file__).with_name("probe")
 
 
@@ -153,7 +179,7 @@ class ProbeProcess:
     before the first of them. A process that has died, or has not answered the question before, is replaced.
 
     In a sandbox, the process sees copies of packages in a directory that it may write, and of the user's files only
-    Python's, those in the Hub's cache and those of LOCAL_KERNELS. With KERNEL_BUILDER_DEBUG=keep it has the terminal.
+    Python's, those in the Hub's cache and those of LOCAL_KERNELS.
 
     Args:
         python: The interpreter whose client and Torch are asked.
@@ -201,15 +227,20 @@ class ProbeProcess:
         question only.
         """
         self.start()
-        self._is_asked = True
+        self._is_asked, token = True, secrets.token_hex(8)
         with suppress(OSError):  # it has died, which `wait` reports
-            self._connection.send_bytes(json.dumps([question, *arguments]).encode())
+            self._connection.sendall(f"{json.dumps([token, question, *arguments])}\n".encode())
 
         def wait(seconds: float) -> Any:
             try:
-                if not self._connection.poll(seconds):
-                    return "failed", f"no answer after {seconds:.0f} s"
-                answer = json.loads(self._connection.recv_bytes())
+                end, answer = time.monotonic() + seconds, None
+                while answer is None:  # code of a package may have answered an earlier question twice
+                    sent = read_answer(self._connection, end - time.monotonic(), LONGEST_ANSWER)
+                    answer = sent.get(token) if isinstance(sent, dict) else None
+            except TimeoutError:
+                return "failed", f"no answer after {seconds:.0f} s"
+            except ValueError:
+                return "failed", _FORGED
             except (EOFError, OSError):
                 return "failed", self._death(seconds)
             self._is_asked = False
@@ -223,10 +254,11 @@ class ProbeProcess:
             self._stop()
         if self._process:
             return
-        confined, terminal = self.confinement.kind is not None, files.debugging()
+        confined = self.confinement.kind is not None
         empty = Path(tempfile.mkdtemp(dir=self._home))
         self._log = self._running.enter_context((empty / "stderr").open("w+", errors="replace"))
-        self._connection, other = multiprocessing.Pipe()
+        self._connection, other = socket.socketpair()
+        self._connection.settimeout(SECONDS)
         self._running.enter_context(self._connection)
         with other:
             command = [self._python, "-X", "faulthandler", str(_PROBE), str(other.fileno())]
@@ -234,9 +266,9 @@ class ProbeProcess:
                 _confined(command, self.confinement, self._home, empty) if confined else command,
                 cwd=empty,
                 env=_environment(empty) if confined else {**os.environ, **_kernels(), "HF_HUB_OFFLINE": "1"},
-                stdin=None if terminal else subprocess.DEVNULL,
-                stdout=None if terminal else subprocess.DEVNULL,
-                stderr=None if terminal else self._log,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._log,
                 pass_fds=[other.fileno()],
             )
 
@@ -258,7 +290,7 @@ class ProbeProcess:
         number = -status if status < 0 else status - 128
         if number in signal.valid_signals():
             return f"the process was killed by {signal.Signals(number).name}"
-        self._log.seek(0)
+        self._log.seek(max(0, os.fstat(self._log.fileno()).st_size - _LONGEST_TEXT))
         lines = self._log.read().strip().splitlines()
         return f"the process ended with status {status}" + (f": {lines[-1]}" if lines else "")
 

@@ -10,9 +10,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar, cast
 
 import click
 
@@ -23,6 +24,7 @@ from kernel_builder.config.notices import notices
 from kernel_builder.config.project import Project
 from kernel_builder.config.toml_schema import nearest
 from kernel_builder.plural import some_of
+from kernel_builder.progress import PrintableStream
 from kernel_format.errors import BuildError, ConfigError, KernelBuilderError
 
 # Help section -> command -> its function in `kernel_builder.cli.<module>`.
@@ -38,6 +40,7 @@ _SECTIONS: dict[str, dict[str, str]] = {
         "check-builds": "check_command.check_builds",
         "list-variants": "variants_command.list_variants",
         "benchmark": "benchmark_command.benchmark",
+        "tune": "tune_command.tune",
     },
     "Publish": {
         "upload": "upload_command.upload",
@@ -137,7 +140,9 @@ class MainGroup(PluginGroup):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         os.umask(os.umask(0o077) | 0o002)  # other users must not replace compilers and objects in the cache
-        return super().main(*args, **kwargs)
+        out, err = (PrintableStream(stream) for stream in (sys.stdout, sys.stderr))
+        with redirect_stdout(cast("TextIO", out)), redirect_stderr(cast("TextIO", err)):
+            return super().main(*args, **kwargs)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

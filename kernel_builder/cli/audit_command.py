@@ -12,7 +12,7 @@ from dataclasses import asdict
 import click
 
 from kernel_builder.checks import CHECKS
-from kernel_builder.cli.shared_options import json_option, origins, printable, table
+from kernel_builder.cli.shared_options import json_option, origins, table
 from kernel_builder.hub.audit import Audit, AuditedVariant
 from kernel_builder.hub.audit import audit as describe
 from kernel_builder.plural import counted
@@ -78,14 +78,14 @@ def audit(
 
 def _print(result: Audit, selected: str | None) -> None:
     downloaded = f", {result.downloaded / 1e6:.2f} MB downloaded" if result.downloaded else ""
-    printable(f"{result.name}: {counted(len(result.variants), 'variant')}{downloaded}")
-    printable(f"here: {result.environment}")
+    click.echo(f"{result.name}: {counted(len(result.variants), 'variant')}{downloaded}")
+    click.echo(f"here: {result.environment}")
     nearest = min(result.variants, key=lambda audited: len(audited.changes))
     missing = f"no; nearest: {nearest.variant}, which needs {' and '.join(nearest.changes)}"
-    printable(f"loads here: {f'yes, {result.loads}' if result.loads else missing}")
+    click.echo(f"loads here: {f'yes, {result.loads}' if result.loads else missing}")
     if result.client:
-        printable(f"transformers uses kernels with {result.client} only: pip install '{result.client}'")
-    printable("")
+        click.echo(f"transformers uses kernels with {result.client} only: pip install '{result.client}'")
+    click.echo("")
     titles = list(dict.fromkeys(title for audited in result.variants for title in audited.requires))
     rows = [["variant", *titles, "size", "to load it here"]]
     for audited in result.variants:
@@ -105,7 +105,7 @@ def _print(result: Audit, selected: str | None) -> None:
 
 
 def _details(audited: AuditedVariant) -> None:
-    printable(f"\n{audited.variant}")
+    click.echo(f"\n{audited.variant}")
     if audited.device_code:
         rows = [["  architecture", "SASS", "PTX"]]
         for arch, row in audited.device_code.items():
@@ -113,14 +113,14 @@ def _details(audited: AuditedVariant) -> None:
             rows.append([f"  {arch}", *sizes])
         table(rows)
         _kernels(audited)
-    printable(f"  libraries   {', '.join(audited.libraries) or 'none'}")
-    printable(
+    click.echo(f"  libraries   {', '.join(audited.libraries) or 'none'}")
+    click.echo(
         f"  symbols     {', '.join(f'{number} of {title}' for title, number in audited.symbols.items()) or 'none'}"
     )
-    printable(f"  signature   {audited.signature}")
+    click.echo(f"  signature   {audited.signature}")
     for line in origins(audited.provenance):
-        printable(line)
-    printable(f"  rebuild     {audited.rebuild}")
+        click.echo(line)
+    click.echo(f"  rebuild     {audited.rebuild}")
     _section(
         "ops", [f"{op['schema']}{'' if op['fake'] else '  (no fake in Python)'}" for op in audited.ops] or ["none"]
     )
@@ -135,8 +135,8 @@ def _kernels(audited: AuditedVariant) -> None:
 
 
 def _section(title: str, lines: Sequence[str]) -> None:
-    printable(f"  {title}:")
+    click.echo(f"  {title}:")
     for line in lines[:_LINES]:
-        printable(f"    {line}")
+        click.echo(f"    {line}")
     if len(lines) > _LINES:
-        printable(f"    ... and {len(lines) - _LINES} more; --json has all")
+        click.echo(f"    ... and {len(lines) - _LINES} more; --json has all")

@@ -128,6 +128,12 @@ def _print_table(summary: BuildSummary) -> None:
 @load_option
 @allow_option
 @click.option(
+    "--keep-generated",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write the projects that Triton kernels of an aot.toml are made into to DIR/NAME.",
+)
+@click.option(
     "--sandbox",
     type=click.Choice(["auto", "require", "off"]),
     default="auto",

@@ -101,15 +101,18 @@ def import_(
 @click.command()
 @click.argument("repo_id", metavar="REPO")
 @click.argument("number", type=click.IntRange(min=1))
+@click.argument("commit")
 @click.option("--endpoint", metavar="URL", help="The Hub.  [default: $HF_ENDPOINT, or the public Hub]")
 @json_option
-def merge(repo_id: str, number: int, endpoint: str | None, as_json: bool) -> None:
-    """Merge a pull request into its branch.
+def merge(repo_id: str, number: int, commit: str, endpoint: str | None, as_json: bool) -> None:
+    """Merge a pull request into its branch, if it is still at the commit that you have reviewed.
+
+    Its page shows the changes and the commit.
 
     \b
-    kernel-builder hub merge my-org/my-kernel 1
+    kernel-builder hub merge my-org/my-kernel 1 0d2c5b9f9b1f6f2f6a2a3fd0b1a7c8b5a3d3c1e2
     """
     repository = RemoteRepository(repo_id, endpoint=endpoint)
     repository.require_write()
-    commit = repository.merge_pull_request(number)
-    click.echo(json.dumps({"commit": commit}) if as_json else f"{repo_id}: pull request {number} is merged ({commit})")
+    merged = repository.merge_pull_request(number, commit)
+    click.echo(json.dumps({"commit": merged}) if as_json else f"{repo_id}: pull request {number} is merged ({merged})")

@@ -34,11 +34,16 @@ from kernel_format.errors import ConfigError
     "that becomes an operator; may be repeated.",
 )
 @click.option(
-    "--backends",
-    default="cpu,cuda",
+    "--language",
+    type=click.Choice(list(scaffold.BACKENDS)),
+    default="cuda",
     show_default=True,
+    help="The language of the device code.",
+)
+@click.option(
+    "--backends",
     metavar="BACKEND,...",
-    help="The backends of the kernel: cpu, cuda.",
+    help="The backends of the kernel: cpu, cuda; with Triton only cuda.  [default: all of the language]",
 )
 @click.option(
     "--license", "license_name", default="apache-2.0", show_default=True, help="The SPDX name of the license."
@@ -56,7 +61,8 @@ def init(
     path: str | None,
     name: str | None,
     operators: tuple[str, ...],
-    backends: str,
+    language: str,
+    backends: str | None,
     license_name: str,
     source: Path | None,
     overwrite: bool,
@@ -70,6 +76,7 @@ def init(
     \b
     kernel-builder init org/my-kernel
     kernel-builder init org/activations --op swiglu
+    kernel-builder init org/my-kernel --language triton
     kernel-builder init kernels/my-kernel --name org/my-kernel --backends cuda --license mit
     kernel-builder init --from kernels/rmsnorm ../my-rmsnorm
     kernel-builder init org/scale --from scale.cu --op scale
@@ -86,8 +93,9 @@ def init(
     created = scaffold.create(
         directory,
         repo_id,
-        [name for name in backends.split(",") if name],
+        scaffold.BACKENDS[language] if backends is None else [name for name in backends.split(",") if name],
         license_name=license_name,
+        language=language,
         operator=operators[0] if operators else "relu",
         overwrite=overwrite,
     )

@@ -81,12 +81,7 @@ def table(rows: Sequence[Sequence[str]]) -> None:
     """Print rows with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        printable("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def printable(text: str) -> None:
-    """Print text of other publishers without the escapes of terminals."""
-    click.echo("".join(character for character in text if character.isprintable() or character == "\n"))
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def origins(provenance: Mapping[str, Mapping[str, Any]]) -> list[str]:

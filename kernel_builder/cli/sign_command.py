@@ -21,6 +21,8 @@ from kernel_builder.progress import shown
 from kernel_format.errors import VerificationError
 from kernel_format.signatures import read_private_key
 
+NOT_VERIFIED = 11
+
 
 @click.command()
 @directory_argument
@@ -89,7 +91,8 @@ def verify(name: str, as_json: bool, **options: Any) -> None:
 
     The command downloads the packages, compares every file with the digest in the metadata, checks the signature as the
     public client does, and prints the provenance. With --source, it also rebuilds each variant that this machine can
-    build, at the commit that the variant names and with an empty cache, and compares the bytes.
+    build, at the commit that the variant names and with an empty cache, and compares the bytes. The exit status is 10
+    if a check fails, and 11 if a variant was not rebuilt although --source is given.
 
     \b
     kernel-builder verify kernels-community/rmsnorm@v1
@@ -104,13 +107,13 @@ def verify(name: str, as_json: bool, **options: Any) -> None:
         click.echo(f"{result.repo_id} at {result.revision}")
         for verdict in result.variants:
             _print_verdict(verdict)
-    if not result.ok:
-        sys.exit(VerificationError.exit_code)
+    if not (result.ok and result.is_verified):
+        sys.exit(NOT_VERIFIED if result.ok else VerificationError.exit_code)
 
 
 def _print_verdict(verdict: VariantVerdict) -> None:
-    good = click.style("good", fg="green") if verdict.ok else click.style("WRONG", fg="red")
-    click.echo(f"{good}  {verdict.variant}")
+    good = click.style("good", fg="green") if verdict.is_verified else click.style("NOT VERIFIED", fg="yellow")
+    click.echo(f"{good if verdict.ok else click.style('WRONG', fg='red')}  {verdict.variant}")
     click.echo(f"  digest      {'; '.join(verdict.digest) or 'every file matches'}")
     click.echo(f"  signature   {verdict.signature}")
     for line in origins(verdict.provenance):

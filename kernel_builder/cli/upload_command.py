@@ -32,13 +32,15 @@ from kernel_builder.config.variant import this_platform
 from kernel_builder.hub import card
 from kernel_builder.hub.package_api import Api
 from kernel_builder.hub.packages import HubPackage
-from kernel_builder.hub.publication import API_CHANGE, UNTESTED, BranchResult, Published, PublishRequest
+from kernel_builder.hub.publication import API_CHANGE, LARGE_FILE, UNTESTED, BranchResult, Published, PublishRequest
 from kernel_builder.hub.publish import publish
 from kernel_builder.plural import counted
 from kernel_builder.progress import Lines, Silent
 from kernel_builder.toolchain import Toolchains
 from kernel_builder.wheel import write_wheels
 from kernel_format.files import write_atomically
+
+_LISTED = 100
 
 _publish_options = together(
     directory_argument,
@@ -58,7 +60,8 @@ _publish_options = together(
         multiple=True,
         metavar="CHECK",
         help=f"Report the errors of this check as warnings; may be repeated. `{UNTESTED}` publishes also packages that "
-        f"have not run on their hardware (ROCm), `{API_CHANGE}` an API that breaks callers of this version.",
+        f"have not run on their hardware (ROCm), `{API_CHANGE}` an API that breaks callers of this version, "
+        f"`{LARGE_FILE}` sources above 10 MiB.",
     ),
     json_option,
     # Options of the public tool, accepted for scripts.
@@ -201,6 +204,10 @@ def _print(published: Published) -> None:
     for result in (published.builds, published.main):
         if result:
             click.echo(_described(result, published.dry_run))
+            listed = [name for name in result.sent if not name.startswith("build/")]
+            click.echo("".join(f"  {name}\n" for name in listed[:_LISTED]), nl=False)
+            if listed[_LISTED:]:
+                click.echo(f"  ... and {len(listed) - _LISTED} more; --json has all")
     if published.note:
         click.echo(published.note)
     click.echo(published.url)

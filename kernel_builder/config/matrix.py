@@ -24,6 +24,7 @@ class Matrix:
         cxx: Torch release -> the C++ standard that its headers need.
         tvm_ffi: The release of TVM FFI that projects without Torch are compiled for.
         component: Components of toolchains, as in the tables of back ends.
+        triton: The releases of Triton, and their files.
     """
 
     hub_releases: int
@@ -33,6 +34,7 @@ class Matrix:
     cxx: dict[Release, int]
     tvm_ffi: Release
     component: Mapping[str, Any]
+    triton: Mapping[str, Any]
 
 
 @lru_cache(maxsize=1)
@@ -47,6 +49,7 @@ def load() -> Matrix:
         cxx={Release.parse(release): entry.get("cxx", 17) for release, entry in data["torch"].items()},
         tvm_ffi=Release.parse(data["tvm-ffi"]["release"]),
         component=data["component"],
+        triton=data["triton"],
     )
 
 

@@ -1,6 +1,6 @@
 """The variants that a project must offer by the rules of the Kernel Hub.
 
-- A Python-only project: one variant for each backend.
+- A Python-only project: one variant for each backend; with an aot.toml, also those of its compiled form.
 - A project on Torch's stable ABI: for each backend, one variant for each of its releases that serve the others; of
   CUDA, that is the oldest release of each major in the matrix, because every later minor release can load it. With
   `minver`, also the variants on the full C++ ABI of the Torch releases from there to the stable ABI's.
@@ -37,7 +37,9 @@ def limited(project: Project, only: Sequence[str]) -> Project:
         return project
     kernels = [kernel.backend.limited(kernel, tuple(only)) for kernel in project.kernels]
     notes = (note for kernel in kernels for note in kernel.backend.notes(kernel))
-    return replace(project, kernels=tuple(kernels), warnings=tuple(dict.fromkeys((*project.warnings, *notes))))
+    ahead = limited(project.ahead_of_time, only) if project.ahead_of_time else None
+    warnings = tuple(dict.fromkeys((*project.warnings, *notes)))
+    return replace(project, kernels=tuple(kernels), warnings=warnings, ahead_of_time=ahead)
 
 
 def variants(project: Project, *, whole: bool = False) -> tuple[Variant, ...]:
@@ -50,6 +52,7 @@ def variants(project: Project, *, whole: bool = False) -> tuple[Variant, ...]:
     """
     if isinstance(project.framework, TorchNoarch):
         chosen = [Variant(Noarch(), backend) for backend in project.backends]
+        chosen += variants(project.ahead_of_time, whole=whole) if project.ahead_of_time else ()
     else:
         chosen = [variant for backend in project.backends for variant in _compiled(project, backend, whole)]
     return tuple(sorted(chosen, key=lambda variant: variant.name))

@@ -217,6 +217,7 @@ class Project:
         renamed: Repositories that have another name than in `build.toml`, since another owner publishes them: that name
             -> their name; see `ownership`.
         warnings: Notices about accepted values of `build.toml`.
+        ahead_of_time: The compiled project that offers the binary variants of a Python-only one; see `aot_toml`.
     """
 
     root: Path
@@ -238,6 +239,7 @@ class Project:
     hub_branch: str | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    ahead_of_time: Project | None = None
 
     @property
     def python_name(self) -> str:

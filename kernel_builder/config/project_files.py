@@ -1,7 +1,7 @@
 """Reads the project in a directory: its `build.toml`, and the files that the `build.toml` names.
 
-A symbolic link may lead out of the project as long as it stays in the git work tree of the project, so that projects of
-one repository can share files. The content is read through the link.
+A symbolic link may lead out of the project as long as it stays in the git work tree that tracks the project, so that
+projects of one repository can share files. The content is read through the link.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from kernel_builder.config import build_toml
+from kernel_builder.checkouts import git_output
+from kernel_builder.config import aot_toml, build_toml
 from kernel_builder.config.ownership import owned_by
 from kernel_builder.config.project import Project, TorchNoarch
 from kernel_builder.config.toml_schema import TomlPlace
@@ -45,7 +46,8 @@ def read_project(directory: Path, owner: str | None = None, repo_id: str | None 
             _check_file(project.root, kernel.cargo_manifest, "file", Path.is_file, place.at("cargo-manifest"))
     package = directory / framework.package_directory / project.python_name
     project = replace(project, python_files=_python_files(project.root, package, framework.pyext))
-    return owned_by(project, owner, repo_id)
+    project = owned_by(project, owner, repo_id)
+    return replace(project, ahead_of_time=aot_toml.compiled(project))
 
 
 def _check_backends(project: Project, place: TomlPlace) -> None:
@@ -109,8 +111,15 @@ def _holds(test: Callable[[Path], bool], path: Path) -> bool:
 
 
 def work_tree(root: Path) -> Path:
-    """Return the git work tree that contains a project, or the project itself if there is none. `root` has no links."""
-    return next((parent for parent in (root, *root.parents) if (parent / ".git").exists()), root)
+    """Return the git work tree that tracks a project, or the project itself if there is none. `root` has no links.
+
+    A project that lies in a foreign work tree, as of a home directory in git, may not use that tree's files.
+    """
+    top = next((parent for parent in (root, *root.parents) if (parent / ".git").exists()), root)
+    try:
+        return top if top == root or git_output(root, "ls-files", "--error-unmatch", ".") else root
+    except FileNotFoundError:  # git is not installed
+        return root
 
 
 def in_work_tree(root: Path, path: Path) -> bool:
@@ -134,7 +143,8 @@ def check_link(root: Path, path: Path, name: str, where: str) -> None:
         raise ConfigError(
             f"{name!r} is a symbolic link out of the project and of its git repository",
             where=where,
-            hint="copy its target into the project; links may only point into the git repository of the project",
+            hint="copy its target into the project, or `git add` the project: links may only point into the git "
+            "repository that tracks it",
         )
 
 

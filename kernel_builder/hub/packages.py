@@ -17,6 +17,7 @@ from kernel_builder.progress import Progress
 from kernel_builder.steps import recorded_sources
 from kernel_format.errors import CheckError, PackageError
 from kernel_format.metadata import PackageMetadata
+from kernel_format.tree_digest import SIGNATURE
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ class HubPackage:
     def provenance(self) -> dict[str, Mapping[str, Any]]:
         """The origin of the sources (`kernel`) and of the builder (`kernel-builder`)."""
         return {part: self.metadata.origin(part) for part in ("kernel", "kernel-builder")}
+
+    @property
+    def signed_for(self) -> str | None:
+        """The repository that a signature covers; None without a signature, or of a package of an older builder."""
+        return self.metadata.place.get("repo-id") if (self.directory / SIGNATURE).exists() else None
 
     @property
     def size(self) -> int:
@@ -157,6 +163,7 @@ def _check_agreement(project: Project, packages: Mapping[str, HubPackage], again
             ("name", package.metadata.name, project.name),
             ("version", package.metadata.version, project.version),
             ("license", package.metadata.license, project.license),
+            ("built-for", package.signed_for or project.hub_repo_id, project.hub_repo_id),
             ("kernel-depends", sorted(loads), sorted({depend.repo_id for depend in depends})),
         ):
             if actual != expected:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
+
+from pathspec import GitIgnoreSpec
 
 from kernel_builder.checkouts import git_output
 from kernel_builder.config import build_toml
@@ -12,17 +15,27 @@ from kernel_builder.config.ownership import in_text
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import in_work_tree
 from kernel_builder.hub.content import Content, RemoteFile
+from kernel_builder.hub.publication import LARGE_FILE
+from kernel_format.errors import ConfigError
+
+# Without git's list, files of other kinds are not published.
+_KNOWN = re.compile(r".*\.(py|pyi|toml|md|c|cc|cpp|cxx|cu|cuh|h|hpp|inl|hip|rs|lock)|(LICENSE|NOTICE)[^/]*")
+_PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
+LARGEST_SOURCE = 10 << 20
 
 
-def published_files(root: Path) -> dict[str, Content]:
+def published_files(root: Path, *, largest: int = LARGEST_SOURCE) -> dict[str, Content]:
     """Return the files of a project that are published on `main`, by path.
 
-    Hidden files, builds, wheels, bytecode and compile commands are excluded, and in a git repository also the files
-    that git ignores. Symbolic links are published as the files that they point to, so that the published project needs
-    no other directory.
+    Hidden files, builds, wheels, bytecode and compile commands are excluded, and files that `.gitignore` excludes: by
+    git if it tracks the project, or else only sources and texts are published. Symbolic links are published as the
+    files that they point to, so that the published project needs no other directory.
+
+    Raises:
+        ConfigError: If a file is a private key, or larger than `largest`.
     """
     root = Path(os.path.realpath(root))
-    return {
+    files = {
         str(name): Content(root / name)
         for name in sorted(_listed(root, root, PurePosixPath()))
         if (root / name).is_file()
@@ -32,6 +45,16 @@ def published_files(root: Path) -> dict[str, Content]:
         and name.suffix not in (".pyc", ".whl")
         and name.name != "compile_commands.json"
     }
+    for name, content in files.items():
+        with (root / name).open("rb") as file:
+            is_key = _PRIVATE_KEY.search(file.read(4096))
+        if is_key or content.size > largest:
+            raise ConfigError(
+                "is a private key" if is_key else f"has {content.size} bytes; sources have at most {largest}",
+                where=str(root / name),
+                hint="list it in .gitignore" + ("" if is_key else f", or publish it with --allow {LARGE_FILE}"),
+            )
+    return files
 
 
 def with_names_of_owner(project: Project, files: Mapping[str, Content]) -> dict[str, Content]:
@@ -51,16 +74,28 @@ def _listed(root: Path, directory: Path, name: PurePosixPath, above: tuple[Path,
     """Yield the project paths of all entries in a directory, whose own path in the project is `name`."""
     try:
         answer = git_output(directory, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-        listed = os.fsdecode(answer or b"").split("\0")
     except FileNotFoundError:
-        listed = []
-    for entry in [entry for entry in listed if entry] or [str(p.relative_to(directory)) for p in directory.rglob("*")]:
+        answer = None
+    for entry in os.fsdecode(answer).rstrip("\0").split("\0") if answer else _known(directory):
         path, target = directory / entry, Path(os.path.realpath(directory / entry))
         yield name / entry
         # A link to a directory above itself would be followed forever.
         endless = any(parent.is_relative_to(target) for parent in (directory, *above))
         if path.is_symlink() and path.is_dir() and in_work_tree(root, path) and not endless:
             yield from _listed(root, target, name / entry, (*above, directory))
+
+
+def _known(directory: Path) -> Iterator[str]:
+    """Yield the sources and texts in a directory that its `.gitignore` does not exclude."""
+    rules = directory / ".gitignore"
+    lines = rules.read_text(encoding="utf-8", errors="replace").splitlines() if rules.is_file() else []
+    ignored = GitIgnoreSpec.from_lines(lines)
+    environments = {path.parent for path in directory.rglob("pyvenv.cfg")}
+    for path in directory.rglob("*"):
+        name = path.relative_to(directory).as_posix()
+        is_known = _KNOWN.fullmatch(name) or (path.is_symlink() and path.is_dir())
+        if is_known and not ignored.match_file(name) and environments.isdisjoint(path.parents):
+            yield name
 
 
 def outdated(there: Mapping[str, RemoteFile], wanted: Mapping[str, Content]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Any
 # Names in `PublishRequest.allow` beside those of checks.
 UNTESTED = "untested"
 API_CHANGE = "api-change"
+LARGE_FILE = "large-file"
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class PublishRequest:
         load: Check that each package loads, if this machine can load it.
         allow: Names of checks whose errors do not stop the publication. `untested`: publish also packages whose
             metadata states that they have not run on their hardware. `api-change`: publish an API that breaks callers
-            of this version.
+            of this version. `large-file`: publish sources of any size.
         endpoint: The address of the Hub. None: `$HF_ENDPOINT`, or else huggingface.co.
         token: The token. None: `$HF_TOKEN`, or else the token of `hf auth login`.
     """
@@ -56,7 +57,7 @@ class PublishRequest:
     @property
     def allowed_checks(self) -> tuple[str, ...]:
         """The names in `allow` that are names of checks."""
-        return tuple(name for name in self.allow if name not in (UNTESTED, API_CHANGE))
+        return tuple(name for name in self.allow if name not in (UNTESTED, API_CHANGE, LARGE_FILE))
 
 
 @dataclass(frozen=True)

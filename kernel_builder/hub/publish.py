@@ -8,6 +8,7 @@ again, so a repeated command completes an interrupted publication.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +21,7 @@ from kernel_builder.hub.package_api import Api, breaks_callers
 from kernel_builder.hub.packages import HubPackage, checked_packages, named_backend, without_untested
 from kernel_builder.hub.publication import (
     API_CHANGE,
+    LARGE_FILE,
     UNTESTED,
     BranchResult,
     Published,
@@ -45,6 +47,7 @@ class _Publication:
     left_out: Mapping[str, str]
     api: Api
     contents: Mapping[str, Content]
+    sources: Mapping[str, Content]
     repository: RemoteRepository
     branch: str
     progress: Progress
@@ -108,7 +111,9 @@ def _prepared(request: PublishRequest, progress: Progress) -> _Publication:
     contents = {path: Content(file) for package in packages.values() for path, file in package.files.items()}
     left_out = {name: str(checked[name].metadata.status) for name in checked.keys() - packages.keys()}
     api = next(iter(packages.values())).api
-    return _Publication(request, project, packages, left_out, api, contents, repository, branch, progress)
+    limit = {"largest": sys.maxsize} if LARGE_FILE in request.allow else {}
+    sources = project_sources.with_names_of_owner(project, project_sources.published_files(project.root, **limit))
+    return _Publication(request, project, packages, left_out, api, contents, sources, repository, branch, progress)
 
 
 def _check_branch(branch: str, project: Project) -> None:
@@ -185,8 +190,7 @@ def _write_main(work: _Publication) -> tuple[BranchResult | None, Mapping[str, H
     if newest > project.version:
         return None, kept, f"main is left unchanged: it belongs to version {newest}"
     text = card.render(project, repository.repo_id, {**work.packages, **kept}, work.api, work.request.card_note)
-    sources = project_sources.with_names_of_owner(project, project_sources.published_files(project.root))
-    wanted = {**sources, "README.md": Content(text.encode())}
+    wanted = {**work.sources, "README.md": Content(text.encode())}
     on_main = repository.files(heads["main"]) if "main" in heads else {}
     message = f"Sources and card of {project.name} {project.version}"
     outdated = project_sources.outdated(on_main, wanted)

@@ -267,14 +267,16 @@ class RemoteRepository:
                 create_pr=create_pr,
             )
 
-    def merge_pull_request(self, number: int) -> str:
-        """Merge a pull request, and return the commit that its branch then points to.
+    def merge_pull_request(self, number: int, commit: str) -> str:
+        """Merge a pull request that is at this commit, and return the commit that its branch then points to.
 
         The public client does not merge pull requests of kernels.
         """
         url = f"{self.api.endpoint}/api/{_TYPE}s/{self.repo_id}/discussions/{number}/merge"
         with self._translated_errors(f"merge pull request {number}"):
-            response = get_session().post(url, headers=build_hf_headers(token=self.api.token), json={})
+            response = get_session().post(
+                url, params={"commit": commit}, headers=build_hf_headers(token=self.api.token)
+            )
             hf_raise_for_status(response)
             return str(response.json()["commitOid"])
 

@@ -25,7 +25,7 @@ from kernel_format.errors import HubError, KernelBuilderError, VerificationError
 from kernel_format.files import temporary_directory
 from kernel_format.metadata import PackageMetadata
 from kernel_format.signatures import Signers, read_signers, signature_verdict
-from kernel_format.tree_digest import hash_tree
+from kernel_format.tree_digest import bytecode, hash_tree
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,13 @@ class VariantVerdict:
 
     @property
     def ok(self) -> bool:
-        """Whether all checks passed. A missing signature passes."""
+        """Whether no check failed. A missing signature passes."""
         return not self.digest and not self.differing and self.signature in ("valid", "none")
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether a requested rebuild has taken place."""
+        return self.rebuilt in (None, "equal", "differs")
 
 
 @dataclass(frozen=True)
@@ -64,16 +69,21 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether all checks of all variants passed."""
+        """Whether no check of a variant failed."""
         return all(verdict.ok for verdict in self.variants)
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether all requested rebuilds have taken place: a package's own claims cannot replace one."""
+        return all(verdict.is_verified for verdict in self.variants)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as `--json` prints it."""
         return {
             "repo-id": self.repo_id,
             "revision": self.revision,
-            "ok": self.ok,
-            "variants": [{**asdict(verdict), "ok": verdict.ok} for verdict in self.variants],
+            "ok": self.ok and self.is_verified,
+            "variants": [{**asdict(verdict), "ok": verdict.ok and verdict.is_verified} for verdict in self.variants],
         }
 
 
@@ -120,7 +130,8 @@ def verify(
                 where=f"{repo_id}@{revision}",
                 hint="packages are on the branch of their version: ORG/NAME@v1",
             )
-        verdicts = [_verdict(package, trusted, require_signature) for package in packages]
+        versions = {name for name, commit in repository.branches().items() if commit == revision and name[0] == "v"}
+        verdicts = [_verdict(package, trusted, require_signature, repo_id, versions) for package in packages]
         if source is not None:
             owner = repo_id.partition("/")[0]
             verdicts = _rebuild(verdicts, root / "build", source, owner, temporary, progress or Silent())
@@ -142,12 +153,20 @@ def newest_commit(repository: RemoteRepository, revision: str | None) -> str:
     return branches.get(revision, revision)
 
 
-def _verdict(directory: Path, signers: Signers, require_signature: bool) -> VariantVerdict:
+def _verdict(
+    directory: Path, signers: Signers, require_signature: bool, repo_id: str, versions: set[str]
+) -> VariantVerdict:
     package = HubPackage(directory)
     signature = signature_verdict(directory, signers)
     if signature == "none" and require_signature:
         signature = "missing, but required"
-    return VariantVerdict(package.variant, package.digest_differences, signature, package.provenance)
+    place, version = package.metadata.place, f"v{package.metadata.version}"
+    here = {"repo-id": repo_id, "variant": package.variant}
+    is_here = all(place[key] in (None, here.get(key)) for key in place)
+    if signature == "valid" and place and not (is_here and version in (versions or {version})):
+        signature = f"valid for another place: {place.get('repo-id')} {version} {place.get('variant')}"
+    differences = [*package.digest_differences, *(f"{path} is bytecode" for path in bytecode(directory))]
+    return VariantVerdict(package.variant, tuple(differences), signature, package.provenance)
 
 
 def _rebuild(
@@ -201,7 +220,6 @@ def _checkout(repository: tuple[Path, str], commit: str, target: Path) -> Path:
             where=str(top),
             hint="fetch the commit that the package names into this repository",
         )
-    (target / ".git").mkdir()  # symbolic links may point to files of the whole repository
     return target / prefix
 
 

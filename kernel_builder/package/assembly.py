@@ -15,10 +15,10 @@ from kernel_builder.config.variant import TvmFfiAbi
 from kernel_builder.steps.graph import PlannedVariant, digest
 from kernel_format.errors import PackageError
 from kernel_format.files import read_unchanged
-from kernel_format.metadata import CAPABILITIES_LIMITED, NAME, SOURCES, PackageMetadata
+from kernel_format.metadata import CAPABILITIES_LIMITED, NAME, PLACE, SOURCES, PackageMetadata
 
 # Increment when a change here changes the files of a package for equal inputs.
-_RECIPE = 1
+_RECIPE = 2
 
 _TEMPLATES = ("_ops.py", "_ops_noarch.py", "_ops_tvm_ffi.py", "compat_init.py")
 
@@ -83,6 +83,7 @@ def _metadata(planned: PlannedVariant) -> PackageMetadata:
         provenance={
             **planned.provenance,
             SOURCES: planned.sources,
+            PLACE: {"repo-id": project.hub_repo_id, "variant": planned.variant.name},
             **({CAPABILITIES_LIMITED: limited} if limited else {}),
         },
         upstream=project.upstream,

@@ -13,11 +13,14 @@ from itertools import groupby
 from pathlib import Path
 
 from kernel_builder import checks
+from kernel_builder.aot import generation
 from kernel_builder.checks import CheckReport, ProbeProcess
 from kernel_builder.checks.findings import summary_lines
 from kernel_builder.checks.torch_build import may_load, torch_versions
 from kernel_builder.config import offered
 from kernel_builder.config.notices import notices
+from kernel_builder.config.project import Project
+from kernel_builder.config.variant import Noarch, Variant
 from kernel_builder.package import foreign_files, records
 from kernel_builder.package.assembly import assemble
 from kernel_builder.package.swap import publish, staging
@@ -153,6 +156,7 @@ class _Run:
     selections: tuple[Selection, ...]
     failures: list[FailedVariant]
     outcome: Outcome = field(default_factory=Outcome)
+    generated: dict[Path, Project] = field(default_factory=dict)  # by the author's project
     # The sandbox of the `steps` and of the `load` check; None for no sandbox, or if nothing ran.
     sandbox: Mapping[str, str | None] = field(default_factory=lambda: {"steps": None, "load": None})
 
@@ -168,7 +172,7 @@ class _Run:
             try:
                 if tools in unfetched:  # ask the index once for files that it does not have
                     raise unfetched[tools]
-                plans += plan([(selection.project, [variant])], self.toolchains).variants
+                plans += self.planned(selection.project, variant)
             except StoreError:  # stops the build
                 raise
             except KernelBuilderError as error:
@@ -185,6 +189,21 @@ class _Run:
             Target(selection, planned, records.read(planned, path, self.toolchains.cache))
             for planned, path in zip(complete, places, strict=True)
         ]
+
+    def planned(self, project: Project, variant: Variant) -> Sequence[PlannedVariant]:
+        """Plan a variant. The binaries of a Python-only project are those of a generated one."""
+        if project.ahead_of_time is None or isinstance(variant.framework, Noarch):
+            return plan([(project, [variant])], self.toolchains).variants
+        generated = self.generated.get(project.root)
+        if generated is None:
+            self.progress.say(f"{project.name}: compiling Triton kernels, if they are not in the cache")
+            generated = generation.generate(project, self.toolchains, self.request.sandbox, self.request.jobs)
+            self.generated[project.root] = generated
+            if self.request.keep_generated:
+                generation.write(generated, self.request.keep_generated / project.name)
+        sources = recorded_sources.record_ahead_of_time(project)
+        planned = plan([(generated, [variant])], self.toolchains).variants
+        return [replace(each, sources=sources) for each in planned]
 
     def rebuild(self, targets: Sequence[Target]) -> list[Target]:
         """Build packages, and publish those that pass their checks, all of a project in one step."""

@@ -56,6 +56,8 @@ class BuildRequest:
     # Run compilers, linkers and loaded packages in a sandbox: if the system has one (`auto`), always (`require`), or
     # never (`off`).
     sandbox: SandboxMode = "auto"
+    # Copy the projects that Triton kernels are made into to directories below this one, for the author to read.
+    keep_generated: Path | None = None
     # A second cache, of which objects and binaries are copied and which is never written.
     shared_cache: Path | None = None
 

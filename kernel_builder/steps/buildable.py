@@ -30,6 +30,7 @@ def obstacle(project: Project, variant: Variant, toolchains: Toolchains) -> Obst
     """Return the obstacle to building a variant of a project on this machine, or None. Uses no network."""
     if variant.platform is None:
         return None
+    project = project.ahead_of_time or project
     oldest = matrix.load().oldest_stable
     if isinstance(variant.framework, StableAbi) and variant.framework.release < oldest:
         return Obstacle(

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kernel_builder.config import aot_toml
 from kernel_builder.config.build_toml import FILE
 from kernel_builder.config.project import Project
 from kernel_builder.steps.graph import CompileStep
@@ -24,6 +25,12 @@ def record(project: Project, steps: Iterable[CompileStep]) -> dict[str, Any]:
     return {FILES: dict(sorted(files.items()))}
 
 
+def record_ahead_of_time(project: Project) -> dict[str, Any]:
+    """Return the digests of the files that the compiled form of a Python-only project is made of."""
+    names = [FILE, aot_toml.FILE, *(str(path.relative_to(project.root)) for _, path in project.python_files)]
+    return {FILES: {name: file_digest(project.root / name) for name in sorted(names)}}
+
+
 def differences(project: Project, recorded: Mapping[str, Any], package: Path) -> Iterator[str]:
     """Yield the differences of a project from the sources of a package, one line for each file.
 
@@ -36,6 +43,11 @@ def differences(project: Project, recorded: Mapping[str, Any], package: Path) ->
             yield f"{name} is gone"
         elif file_digest(project.root / name) != sha256:
             yield f"{name} has changed"
+    if isinstance(files, dict) and aot_toml.FILE in files:  # the package has other Python files than the project
+        for _, path in project.python_files:
+            if (name := str(path.relative_to(project.root))) not in files:
+                yield f"{name} is new"
+        return
     own = {name for name, _ in project.python_files}
     for name, path in project.python_files:
         if not (package / name).is_file():

@@ -18,6 +18,7 @@ from kernel_format.release import Release
 from kernel_format.variant import TvmFfiAbi
 
 TORCH_PREFIX = "torch/include/"
+TRITON_PREFIX = "triton-"
 # All headers, and the headers of the stable ABI with every header that they include.
 _TORCH_SUBSETS: Mapping[Subset, tuple[str, ...]] = {
     "stable": (
@@ -100,6 +101,25 @@ def of_torch(releases: Iterable[Release]) -> Iterator[Component]:
             )
 
 
+def of_triton(table: Mapping[str, Any]) -> Iterator[Component]:
+    """Yield Triton's releases for each release of Python."""
+    for release in table["releases"]:
+        for python in table["pythons"]:
+            file = ComponentFile(
+                project="triton",
+                prefix="",
+                take=tuple(table["take"]),
+                file=table["file"].format(release=release, python=python),
+            )
+            title = f"Triton {release} for Python 3.{python[3:]}"
+            yield Component(name=triton(release, python), title=title, version=release, files=(file,))
+
+
+def triton(release: str, python: str) -> str:
+    """Return the name of the component with a release of Triton for a release of Python, such as `cp311`."""
+    return f"{TRITON_PREFIX}{release}-{python}"
+
+
 def torch_headers(release: Release, subset: Subset) -> str:
     """Return the name of the component with the headers of a Torch release."""
     return f"torch-{release}-{subset}"
@@ -115,4 +135,5 @@ def known() -> dict[str, Component]:
     tables = [{"component": matrix.load().component}, *(backend.data for backend in backends.every())]
     tables.append({"component": dependencies.known()})
     every = [component for table in tables for component in in_table(table)]
-    return {component.name: component for component in [*every, *of_torch(matrix.torch_releases())]}
+    every += [*of_torch(matrix.torch_releases()), *of_triton(matrix.load().triton)]
+    return {component.name: component for component in every}

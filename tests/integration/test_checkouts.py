@@ -156,3 +156,37 @@ def test_the_environment_names_no_other_repository(
     assert set(published_files(repository / "kernel")) == {"a.cpp", "build.toml", "link", "run.sh"}
     assert touched([repository / "kernel"], commit) == []
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("is_refused", [False, True], ids=["without-git", "refused-by-git"])
+def test_gitignore_limits_what_is_published_without_git(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
+    kernel = repository / "kernel"
+    (kernel / ".gitignore").write_text("secret*\n/data/\n")
+    for name in (
+        "secret.txt",
+        "secret.py",
+        "data/x.py",
+        "venv/pyvenv.cfg",
+        "venv/lib/x.py",
+        "weights.bin",
+        "csrc/b.cu",
+    ):
+        (kernel / name).parent.mkdir(parents=True, exist_ok=True)
+        (kernel / name).write_text("x")
+    if is_refused:  # as the repository of another user
+        (repository / ".git/HEAD").write_text("?")
+    else:
+        (repository / ".git").rename(tmp_path / "elsewhere")
+    assert (
+        {"a.cpp", "build.toml", "csrc/b.cu"}
+        <= set(published_files(kernel))
+        <= {"a.cpp", "build.toml", "csrc/b.cu", "link"}
+    )
+    (kernel / "notes.md").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
+    with pytest.raises(ConfigError, match="is a private key"):
+        published_files(kernel)
+    (kernel / "notes.md").write_bytes(bytes(11 << 20))
+    with pytest.raises(ConfigError, match="sources have at most"):
+        published_files(kernel)

@@ -92,6 +92,20 @@ def test_an_operator_is_named_once() -> None:
     assert "class SwiGlu(" in files["torch-ext/gates/layers.py"]
 
 
+def test_a_project_with_triton_kernels_builds_as_a_python_package() -> None:
+    assert init("me/my-gate", "--language", "triton", "--op", "gate").exit_code == 0
+    files = tree(Path("my-gate"))
+    expected = {"aot.toml", "CARD.md", "README.md", "torch-ext/my_gate/kernels.py", "torch-ext/my_gate/layers.py"}
+    assert expected | {"tests/test_gate.py", "benchmarks/workload.py", "example.py", ".gitignore"} <= set(files)
+    assert not [path for path, content in files.items() if path.endswith((".h", ".cpp")) or "relu" in content.lower()]
+    assert "${" not in "".join(files.values())
+    assert isinstance(read_project(Path("my-gate")).framework, project.TorchNoarch)
+    assert public_parser.read(files["build.toml"], Path())
+    subprocess.run([*KERNEL_BUILDER, "build", "my-gate", "--variant", "torch-cuda"], check=True)
+    assert Path("my-gate/build/torch-cuda/kernels.py").is_file()
+    subprocess.run([sys.executable, "-m", "pytest", "-q", "my-gate/tests"], check=True)
+
+
 @pytest.mark.slow
 def test_the_device_code_of_a_new_project_compiles() -> None:
     """`tests/integration/docs/test_first_kernel.py` builds, tests and measures a project for the CPU."""
@@ -114,6 +128,7 @@ def test_the_device_code_of_a_new_project_compiles() -> None:
         (["--name", "org/ab", "--backends", "cpu,rocm"], "not for cpu, rocm", "start with cpu"),
         (["--name", "org/ab", "--backends", "cdua"], "not for cdua", "start with cpu or cuda"),
         (["--name", "org/ab", "--backends", ""], "not for none", "start with cpu or cuda"),
+        (["--name", "org/ab", "--language", "triton", "--backends", "cpu"], "not for cpu", "start with cuda"),
         (["--name", "org/ab", "--license", 'mit"'], "is not an SPDX license name", "apache-2.0"),
     ],
 )

@@ -155,6 +155,8 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "file-version": version_of_a_file,
         "device-mode": lambda: os.chmod("/dev/full", 0o640),
         "kernel-setting": lambda: os.open("/proc/sys/kernel/core_pattern", os.O_WRONLY),
+        "kernel-pressure": lambda: os.open("/proc/pressure/cpu", os.O_WRONLY),
+        "passwords": lambda: os.open("/etc/shadow", os.O_RDONLY),
         "terminal": typed_into_the_terminal,
         "keyring": keyring,
         "shared-memory": shared_memory,

@@ -6,13 +6,17 @@ import json
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 
 class QuietHandler(BaseHTTPRequestHandler):
-    """Answers requests without a line on stderr for each."""
+    """Answers requests without a line on stderr for each, nor for clients that are killed."""
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):
+            super().handle()
 
     def send_json(self, status: int, answer: object) -> None:
         """Send a whole answer."""

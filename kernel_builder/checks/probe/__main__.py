@@ -4,8 +4,8 @@
     python -m pdb -m kernel_builder.checks.probe load DIRECTORY
 
 It imports Torch and the client, and answers questions from the connection, a file descriptor, until that is closed. The
-second form loads one package without a fork and prints the answer, so that a debugger reaches it. A question is a JSON
-list, and its answer is JSON:
+second form loads one package without a fork and prints the answer, so that a debugger reaches it. A question is a
+line with a JSON list, which begins with a token, and its answer is a line with a JSON object, token -> answer:
 
 - `["fits", VARIANTS]`: why the client would reject each variant on this machine, or null. VARIANTS is JSON: the back
   end to ask the client for by the name of a variant, or null for the one that it selects.
@@ -15,8 +15,7 @@ list, and its answer is JSON:
 
 Importing Torch takes seconds, so one process imports it for all packages of a command. Each package is loaded in a
 fork of that process: it may crash, and two packages must not meet in one process. The parent does no more than import,
-since a process that has used CUDA cannot be forked. With KERNEL_BUILDER_DEBUG=keep, packages are loaded in the process
-itself, so that `breakpoint()` works.
+since a process that has used CUDA cannot be forked.
 
 One name is not public: `_op_schemas` asks `torch._C` for all registered ops, which no public function lists. Torch 2.6
 to 2.15 have it.
@@ -24,22 +23,24 @@ to 2.15 have it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import re
 import signal
+import socket
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from functools import cache
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+_LONGEST_RESULT = 1 << 20  # bytes of JSON about one package
 
 
 @cache
@@ -212,7 +213,7 @@ def _registered_at(op: Any, key: str) -> str | None:
 
 def _in_fork(function: Callable[[], Any], seconds: float) -> Any:
     """Return the result of a function in a forked process, or the text of that process's failure."""
-    if os.environ.get("KERNEL_BUILDER_DEBUG") == "keep":
+    if sys.argv[1] == "load":
         return function()
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as empty:
         result, log = Path(empty, "result.json"), Path(empty, "stderr")
@@ -237,8 +238,9 @@ def _in_fork(function: Callable[[], Any], seconds: float) -> Any:
         if status < 0:
             thrown = _thrown(log.read_text(errors="replace"))
             return f"the process was killed by {signal.Signals(-status).name}" + (f": {thrown}" if thrown else "")
-        if status == 0 and result.is_file():
-            return json.loads(result.read_text(encoding="utf-8"))
+        if status == 0 and result.is_file() and result.stat().st_size <= _LONGEST_RESULT:
+            with contextlib.suppress(ValueError, RecursionError):  # the package can write there, too
+                return json.loads(result.read_bytes())
         lines = log.read_text(errors="replace").strip().splitlines()
         return f"the process ended with status {status}" + (f": {lines[-1]}" if lines else "")
 
@@ -265,20 +267,15 @@ def _wait(child: int, seconds: float) -> int | None:
 def main(words: list[str]) -> None:
     """Answer the questions of a connection, or load the package in a directory and print the answer."""
     if words[0] == "load":
-        os.environ["KERNEL_BUILDER_DEBUG"] = "keep"
         print(json.dumps(_answers(0, {}, {str(Path(words[1]).resolve()): (None, "")}), indent=1))
         return
-    connection = Connection(int(words[0]))
+    connection = socket.socket(fileno=int(words[0]))
     _import_error()
-    while True:
-        try:
-            question = json.loads(connection.recv_bytes())
-        except EOFError:
-            return
-        name, *words = question
+    for question in connection.makefile(encoding="utf-8"):
+        token, name, *words = json.loads(question)
         arguments = map(json.loads, words)
         answer = _fits(*arguments) if name == "fits" else _answers(*arguments)
-        connection.send_bytes(json.dumps(answer).encode())
+        connection.sendall(f"{json.dumps({token: answer})}\n".encode())
 
 
 if __name__ == "__main__":

@@ -2,58 +2,26 @@
 
 import copy
 
+import accelerate
+import small_models
 import torch
-from diffusers import (
-    AutoencoderKLLTXVideo,
-    FlowMatchEulerDiscreteScheduler,
-    LTXPipeline,
-    LTXVideoTransformer3DModel,
-)
-from model_cases import randomized
+from diffusers import AutoencoderKLLTXVideo, FlowMatchEulerDiscreteScheduler, LTXPipeline
+from model_cases import DEVICE, built, randomized
+from small_models import FRAMES
+from text_models import TOKENS, model_of
 from torch import nn
-from transformers import Qwen3Config, Qwen3ForCausalLM, T5Config, T5EncoderModel
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-FRAMES, HEIGHT, WIDTH = 2, 3, 4
+from transformers import T5Config, T5EncoderModel
 
 
-def ltx(dtype=torch.float32, layers=2, batch=1):
-    torch.manual_seed(0)
-    model = LTXVideoTransformer3DModel(
-        in_channels=8,
-        out_channels=8,
-        num_attention_heads=2,
-        attention_head_dim=16,
-        cross_attention_dim=32,
-        num_layers=layers,
-        caption_channels=16,
-    )
-    inputs = {
-        "hidden_states": torch.randn(batch, FRAMES * HEIGHT * WIDTH, 8, dtype=dtype),
-        "encoder_hidden_states": torch.randn(batch, 5, 16, dtype=dtype),
-        "timestep": torch.linspace(900.0, 100.0, batch),
-        "encoder_attention_mask": torch.ones(batch, 5),
-        "num_frames": FRAMES,
-        "height": HEIGHT,
-        "width": WIDTH,
-        "return_dict": False,
-    }
-    return nn.Module.to(randomized(model), DEVICE, dtype).eval(), on_device(inputs)
+def ltx(layers=2, frames=FRAMES):
+    """Return a model of diffusers, and the arguments of a call."""
+    case = built(lambda: small_models.ltx(num_layers=layers, frames=frames))
+    return case.model.to(DEVICE), on_device(case.inputs)
 
 
-def qwen3(dtype=torch.float32, layers=2, batch=1):
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=61,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-    )
-    inputs = {"input_ids": torch.arange(7 * batch).view(batch, 7) % 61, "use_cache": False}
-    return randomized(Qwen3ForCausalLM(config)).to(DEVICE, dtype).eval(), on_device(inputs)
+def qwen3(layers=2):
+    """Return a model of transformers, and the arguments of a call."""
+    return model_of("qwen3", num_hidden_layers=layers).to(DEVICE), {"input_ids": TOKENS, "use_cache": False}
 
 
 class Layer(nn.Module):
@@ -153,15 +121,20 @@ def accelerated(blocks, model):
     return faster
 
 
-def difference(x, y):
-    """Return the norm of x - y, divided by that of y."""
-    assert x.shape == y.shape and x.dtype == y.dtype
-    return ((x.double() - y.double()).norm() / y.double().norm()).item()
-
-
-def gradients(model):
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
 # float32: rounding in another order of the sums.
 ROUNDING = 2e-5
+
+
+def sequential(model):
+    accelerate.cpu_offload(model, execution_device=torch.device(DEVICE), offload_buffers=True)
+
+
+def whole(model):
+    accelerate.cpu_offload_with_hook(model, execution_device=DEVICE)
+
+
+def groups(model):
+    model.enable_group_offload(onload_device=torch.device(DEVICE), offload_type="leaf_level")
+
+
+OFFLOADS = (sequential, whole, groups)

@@ -4,44 +4,29 @@ import contextlib
 import copy
 import importlib
 
-import example_models
+import small_models
 import torch
+from model_cases import error
+from text_models import model_of
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import LlamaConfig, LlamaForCausalLM
 
 FIRST = "the first call of its shape"
 """Why an accelerated model runs eagerly then."""
 
 
 def ltx():
-    return nn.Module.to(example_models.ltx()[0], "cpu").requires_grad_(False)
+    return small_models.ltx().model.requires_grad_(False)
 
 
-def ltx_inputs(frames=2, batch=1, dtype=torch.float32):
-    return {
-        "hidden_states": torch.randn(batch, frames * 3 * 4, 8, dtype=dtype),
-        "encoder_hidden_states": torch.randn(batch, 5, 16, dtype=dtype),
-        "timestep": torch.tensor([500.0]).expand(batch),
-        "encoder_attention_mask": torch.ones(batch, 5),
-        "num_frames": frames,
-        "height": 3,
-        "width": 4,
-    }
+def ltx_inputs(frames=2, dtype=torch.float32):
+    inputs = small_models.ltx(num_layers=1, frames=frames).inputs_in(dtype)
+    return {name: value for name, value in inputs.items() if name != "return_dict"}
 
 
-def llama(**options):
-    config = LlamaConfig(
-        vocab_size=61,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        **options,
-    )
-    return LlamaForCausalLM(config).eval().requires_grad_(False)
+def llama():
+    return model_of("llama").requires_grad_(False)
 
 
 def decode(model, cache, steps, device="cpu"):
@@ -162,16 +147,15 @@ def eager(model, inputs):
 
 def is_same(actual, expected):
     """Return whether outputs differ by rounding only: graphs have the kernels, other calls the model's operations."""
-    difference = (actual.float() - expected.float()).norm() / expected.float().norm()
-    return difference.item() < {torch.float32: 1e-5, torch.bfloat16: 2e-2}[expected.dtype]
+    return error(actual, expected) < {torch.float32: 1e-5, torch.bfloat16: 2e-2}[expected.dtype]
 
 
 def ltx_on_gpu(dtype=torch.bfloat16):
     return ltx().to("cuda", dtype)
 
 
-def inputs_on_gpu(frames=2, batch=1, dtype=torch.bfloat16):
-    inputs = ltx_inputs(frames, batch, dtype)
+def inputs_on_gpu(frames=2, dtype=torch.bfloat16):
+    inputs = ltx_inputs(frames, dtype)
     return {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 
 @dataclass
 class Case:
@@ -50,7 +52,9 @@ def randomized(model: nn.Module, scale: float = 0.1) -> nn.Module:
 
 
 def error(actual, expected):
-    return ((actual - expected).norm() / expected.norm()).item()
+    """Return the norm of the difference, divided by that of the expected values."""
+    assert actual.shape == expected.shape
+    return ((actual.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
 def built(build, seed=0):

@@ -181,12 +181,13 @@ def fused(case: Case) -> Case:
     return case
 
 
-def ltx(times: int = 1, coordinates: bool = False, **options: Any) -> Case:
-    tokens = FRAMES * TOKENS
+def ltx(times: int = 1, coordinates: bool = False, frames: int = FRAMES, **options: Any) -> Case:
+    tokens = frames * TOKENS
     inputs = {
         "timestep": torch.rand(BATCH, times) * 900,
         "encoder_attention_mask": mask(),
         "rope_interpolation_scale": (0.3, 32, 32),
+        "num_frames": frames,
     }
     if coordinates:
         inputs["video_coords"] = torch.rand(BATCH, 3, tokens) * 100

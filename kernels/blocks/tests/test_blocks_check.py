@@ -7,7 +7,8 @@ from functools import partial
 
 import pytest
 import torch
-from example_models import DEVICE, ltx, own, qwen3
+from example_models import ltx, own, qwen3
+from model_cases import DEVICE
 from torch import nn
 from transformers import DynamicCache
 

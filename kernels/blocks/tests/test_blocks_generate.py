@@ -4,17 +4,15 @@ import copy
 import gc
 import pickle
 import weakref
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 import torch
 from graph_models import accelerate_on_cpu, module_of
-from text_models import GEMMA, SIZES, lively
+from text_models import GEMMA, SIZES, OurOps, lively
 from torch import nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     DynamicCache,
     Gemma3Config,
@@ -117,57 +115,32 @@ def test_sampling_among_the_best_candidates(blocks):
     torch.testing.assert_close(frequencies, expected, rtol=0, atol=2 / len(following) ** 0.5)
 
 
-class Calls(TorchDispatchMode):
-    """Counts the ops of a package."""
-
-    def __init__(self, package="decode"):
-        super().__init__()
-        self.package = package
-        self.ops = Counter()
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        if self.package in op.namespace:
-            self.ops[op.overloadpacket.__name__] += 1
-        return op(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
-@pytest.mark.usefixtures("kernels_of_the_cpu")
-def test_attention_rotates(blocks, name):
-    """The step has no rotation of its own, and the tokens are those of transformers."""
-    model = lively(name, head_dim=64)
-    expected = [generate(model), generate(model, BATCH, attention_mask=PADDED)]
-    accelerated(blocks, model)
-    for _ in range(2):
-        assert torch.equal(generate(model), expected[0])
-        assert torch.equal(generate(model, BATCH, attention_mask=PADDED), expected[1])
-    with Calls("rope3d") as rotations, Calls() as calls:
-        generate(model)
-    layers = model.config.num_hidden_layers
-    assert not rotations.ops
-    assert calls.ops["cached_attention"] == layers * (NEW_TOKENS - 1)
+# q, k, v; output projection; gate and up; down projection with residual: twice, and the logits.
+STEP = {"linear": 7, "gated_linear": 2, "cached_attention": 2}
+WIDE = {"head_dim": 64}
 
 
 @pytest.mark.parametrize(
-    ("name", "ops"),
+    ("name", "sizes", "ops"),
     [
-        # q, k, v; output projection; gate and up; down projection with residual: twice, and the logits.
-        ("llama", {"linear": 7, "gated_linear": 2, "cached_attention": 2}),
-        ("gemma3", {"linear": 7, "gated_linear": 2, "cached_attention": 2}),
+        ("llama", {}, {**STEP, "rotate_tokens": 2}),
+        ("gemma3", {}, {**STEP, "norm_rotate": 2}),
         # Its attention limits the products of q and k, which only transformers' own function does.
-        ("gemma2", {"linear": 7, "gated_linear": 2}),
-        ("phi3", {"linear": 9, "cached_attention": 2}),
+        ("gemma2", {}, {"linear": 7, "gated_linear": 2, "rotate_tokens": 2}),
+        ("phi3", {}, {"linear": 9, "cached_attention": 2, "rotate_tokens": 2}),
+        # Attention with heads of this size rotates.
+        ("llama", WIDE, STEP),
+        ("qwen3", WIDE, STEP),
+        ("gemma3", WIDE, STEP),
     ],
 )
 @pytest.mark.usefixtures("kernels_of_the_cpu")
-def test_kernels_of_a_step(blocks, name, ops):
-    model = lively(name)
-    expected = generate(model)
-    counts = accelerated(blocks, model)
-    assert torch.equal(generate(model), expected)
+def test_kernels_of_a_step(blocks, name, sizes, ops):
+    model = lively(name, **sizes)
+    counts = compare(blocks, model, {}, {"prompt": BATCH, "attention_mask": PADDED})
     steps = counts.steps
-    with Calls() as calls:
-        assert torch.equal(generate(model), expected)
+    with OurOps("decode", "rope3d") as calls:
+        generate(model)
     assert calls.ops == {op: number * (counts.steps - steps) for op, number in ops.items()}
 
 
@@ -411,10 +384,9 @@ def test_cache_of_the_caller(blocks, kind, window):
 
 
 def test_cache_without_layers_yet(blocks):
-    model = lively()
+    model, cache = lively(), DynamicCache()
     expected = generate(model)
     counts = accelerated(blocks, model)
-    cache = DynamicCache()
     assert torch.equal(generate(model, cache=cache), expected)
     assert cache.get_seq_length() == expected.shape[1] - 1
     assert not counts.eager

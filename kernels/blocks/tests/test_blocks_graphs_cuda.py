@@ -6,12 +6,10 @@ import weakref
 
 import pytest
 import torch
-from graph_models import decode, graphed, inputs_on_gpu, is_same, llama, ltx, ltx_on_gpu, module_of, without_graphs
-from peft import LoraConfig
-from peft.tuners.lora import LoraLayer
+from graph_models import decode, graphed, inputs_on_gpu, is_same, llama, ltx_on_gpu, module_of, without_graphs
 from text_models import lively, model_of
 from torch import nn
-from transformers import DynamicCache, StaticCache
+from transformers import StaticCache
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -31,8 +29,8 @@ def test_replays_are_equal_to_eager(blocks, dtype):
     model = ltx_on_gpu(dtype)
     counts = graphed(blocks, model)
     for _ in range(5):
-        for frames, batch in ((2, 1), (3, 2)):
-            inputs = inputs_on_gpu(frames, batch, dtype)
+        for frames in (2, 3):
+            inputs = inputs_on_gpu(frames, dtype)
             output = model(**inputs)
             expected = without_graphs(blocks, model, inputs)
             assert type(output) is type(expected)
@@ -53,81 +51,17 @@ def test_prefill_is_equal_to_eager(blocks, make):
     assert counts.replays == 2
 
 
-def test_least_recently_used_shape_goes(blocks):
-    model = ltx_on_gpu()
-    counts = graphed(blocks, model, limit=2)
-    for _ in range(2):
-        for frames in (1, 2, 3, 4):
-            inputs = inputs_on_gpu(frames)
-            expected = without_graphs(blocks, model, inputs).sample
-            for _ in range(3):
-                assert is_same(model(**inputs).sample, expected)
-    assert counts.held == 2
-    assert counts.captured > 4
-
-
-def test_outputs_are_the_callers(blocks):
-    model, inputs = ltx_on_gpu(), inputs_on_gpu()
-    counts = graphed(blocks, model)
-    expected = without_graphs(blocks, model, inputs).sample
-    outputs = [model(**inputs).sample for _ in range(4)]
-    for output in outputs:
-        assert is_same(output, expected)
-        output.zero_()
-    inputs["hidden_states"].normal_()
-    assert is_same(model(**inputs).sample, without_graphs(blocks, model, inputs).sample)
-    assert counts.replays == 3
-
-
-def test_weights_written_in_place_are_read(blocks):
+def test_model_that_leaves_the_gpu_and_comes_back(blocks):
     model, inputs = ltx_on_gpu(), inputs_on_gpu()
     counts = graphed(blocks, model)
     for _ in range(3):
         before = model(**inputs).sample
-        model.proj_out.weight.mul_(1.5)
-    assert counts.replays == 1
-    after = model(**inputs).sample
-    assert counts.replays == 2
-    assert not torch.equal(after, before)
-    assert is_same(after, without_graphs(blocks, model, inputs).sample)
-
-
-def change_scale(model):
-    next(module for module in model.modules() if isinstance(module, LoraLayer)).scaling["default"] = 3.0
-
-
-def add_hook(model):
-    model.proj_out.register_forward_hook(lambda module, args, output: output * 2)
-
-
-CHANGES = {
-    "adapter's scale": change_scale,
-    "adapters off": lambda model: model.disable_lora(),
-    "adapter merged": lambda model: model.fuse_lora(lora_scale=0.5),
-    "adapters unloaded": lambda model: model.unload_lora(),
-    "hook": add_hook,
-    "to the host and back": lambda model: model.to("cpu").to("cuda"),
-    "parameters replaced": lambda model: model.load_state_dict(
-        {name: weight * 1.1 for name, weight in model.state_dict().items()}, assign=True
-    ),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_no_graph_outlives_a_change(blocks, change):
-    model, inputs = ltx(), inputs_on_gpu()
-    model.add_adapter(LoraConfig(target_modules=["to_q", "to_out.0"], init_lora_weights=False))
-    model.to("cuda", torch.bfloat16).requires_grad_(False)
-    counts = graphed(blocks, model)
-    for _ in range(4):
-        before = model(**inputs).sample
-    assert counts.replays == 2
-    change(model)
-    model.requires_grad_(False)
+    model.to("cpu").to("cuda")
     for _ in range(4):
         after = model(**inputs).sample
         assert is_same(after, without_graphs(blocks, model, inputs).sample)
-    assert torch.equal(before, after) == (change is CHANGES["to the host and back"])
+    assert torch.equal(before, after)
+    assert counts.captured == 2
 
 
 # --- calls without a capture -----------------------------------------------------------------------------------------
@@ -192,16 +126,6 @@ def test_error_inside_a_capture(blocks, fail):
     assert torch.cuda.memory_allocated() <= used
 
 
-def test_arguments_on_the_host(blocks):
-    model, inputs = ltx_on_gpu(), inputs_on_gpu()
-    inputs["timestep"] = inputs["timestep"].cpu()
-    counts = graphed(blocks, model)
-    for _ in range(3):
-        with pytest.raises(RuntimeError, match="device"):
-            model(**inputs)
-    assert counts.eager == {"argument timestep is on cpu, the model on cuda:0": 3}
-
-
 def test_dropout(blocks):
     model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5)).cuda().requires_grad_(False)
     counts = graphed(blocks, model)
@@ -222,18 +146,6 @@ def test_autocast(blocks):
     assert counts.replays == 2
     model(**inputs)
     assert counts.replays == 2
-
-
-def test_inference_mode(blocks):
-    model = ltx_on_gpu()
-    counts = graphed(blocks, model)
-    for _ in range(4):
-        with torch.inference_mode():
-            inputs = inputs_on_gpu()
-            expected = without_graphs(blocks, model, inputs).sample
-            assert is_same(model(**inputs).sample, expected)
-        assert is_same(model(**inputs).sample, expected)
-    assert counts.replays == 4
 
 
 # --- caches, streams, threads, memory ---------------------------------------------------------------------------------
@@ -287,39 +199,6 @@ def test_generate(blocks, name):
     blocks.restore(model)
     assert counts.memory == 0
     assert torch.equal(generate_on_gpu(model), expected[0])
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_generate_in_other_ways(blocks, name):
-    """Limits, chunks, caches, outputs and inference mode give the tokens of transformers' own loop."""
-    model = lively(name).cuda()
-    caches = [
-        lambda: DynamicCache(config=model.config),
-        lambda: StaticCache(config=model.config, max_cache_len=128),
-    ]
-
-    def results():
-        uncompiled = {"disable_compile": True}
-        tokens = [generate_on_gpu(model, max_time=1e9), generate_on_gpu(model, prefill_chunk_size=4)]
-        tokens.append(generate_on_gpu(model, cache_implementation="static", **uncompiled))
-        outputs = generate_on_gpu(model, return_dict_in_generate=True, output_scores=True)
-        for make in caches:
-            options = {"max_new_tokens": 30, "eos_token_id": None, "cache": make(), **uncompiled}
-            first = model.generate(PROMPT.cuda(), **options)
-            tokens += [first, model.generate(torch.cat([first, first[:, 2:5]], 1), **options)]
-        with torch.inference_mode():
-            tokens.append(generate_on_gpu(model))
-        return [*tokens, outputs.sequences], torch.stack(outputs.scores)
-
-    expected, expected_scores = results()
-    report = blocks.accelerate(model, graphs=True)
-    for _ in range(3):
-        tokens, scores = results()
-        for own, theirs in zip(tokens, expected, strict=True):
-            assert torch.equal(own, theirs)
-        torch.testing.assert_close(scores, expected_scores, rtol=1e-4, atol=1e-4)
-    print(report)
-    assert not next(iter(report.generation.values())).eager
 
 
 def test_generate_with_candidates(blocks):

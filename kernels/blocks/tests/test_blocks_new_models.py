@@ -5,9 +5,8 @@ import functools
 from pathlib import Path
 
 import pytest
-from model_cases import RecordedModel
+from model_cases import RecordedModel, error
 from new_models import DIFFUSION, NAMES, TEXT, VISION, new_model
-from text_models import error
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_the_device_of_the_kernels")
 

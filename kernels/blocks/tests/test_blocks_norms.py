@@ -4,8 +4,7 @@ import importlib
 
 import pytest
 import torch
-from example_models import DEVICE
-from model_cases import RecordedModel
+from model_cases import DEVICE, RecordedModel
 from torch import nn
 
 pytestmark = pytest.mark.kernels_ci

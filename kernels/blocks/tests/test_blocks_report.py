@@ -8,7 +8,8 @@ from pathlib import Path
 import diffusers
 import pytest
 import torch
-from example_models import DEVICE, ROUNDING, difference, ltx, ltx_pipeline, own, run
+from example_models import ROUNDING, ltx, ltx_pipeline, own, run
+from model_cases import DEVICE, error
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("one_thread", "fresh_dynamo")
@@ -102,7 +103,7 @@ def test_pipeline(blocks):
     pipeline, video = ltx_pipeline()
     expected = video()
     report = blocks.accelerate(pipeline, scope="blocks")
-    assert difference(video(), expected) < ROUNDING
+    assert error(video(), expected) < ROUNDING
     assert ("LTXVideoTransformerBlock", "residual sum with gate") in report.replaced
     assert blocks.accelerate(pipeline, check=ltx()[1], scope="blocks").check.accelerated_error < 1e-6
     blocks.restore(pipeline)

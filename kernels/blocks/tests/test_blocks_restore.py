@@ -3,11 +3,11 @@
 import copy
 from collections.abc import Mapping
 
-import accelerate
 import pytest
 import torch
 from accelerate.hooks import remove_hook_from_module
-from example_models import DEVICE, ROUNDING, difference, ltx, own, qwen3, run
+from example_models import OFFLOADS, ROUNDING, ltx, own, qwen3, run
+from model_cases import DEVICE, error
 from peft import LoraConfig, get_peft_model
 
 pytestmark = pytest.mark.usefixtures("one_thread", "fresh_dynamo")
@@ -64,21 +64,9 @@ def test_compiling_by_the_user_stays(blocks, when):
     if when == "before":
         blocks.accelerate(model)
     expected = run(copy.deepcopy(model), inputs)
-    assert difference(run(model, inputs), expected) < ROUNDING
+    assert error(run(model, inputs), expected) < ROUNDING
     blocks.restore(model)
     assert torch.equal(run(model, inputs), expected) and len(calls) == 1
-
-
-def cpu_offload(model):
-    accelerate.cpu_offload(model, execution_device=torch.device(DEVICE))
-
-
-def model_offload(model):
-    accelerate.cpu_offload_with_hook(model, execution_device=DEVICE)
-
-
-def group_offload(model):
-    model.enable_group_offload(onload_device=torch.device(DEVICE), offload_type="block_level", num_blocks_per_group=1)
 
 
 def remove_offload(model):
@@ -91,7 +79,7 @@ def remove_offload(model):
 
 
 @pytest.mark.parametrize("options", [{}, {"graphs": True}])
-@pytest.mark.parametrize("wrap", [cpu_offload, model_offload, group_offload])
+@pytest.mark.parametrize("wrap", OFFLOADS)
 @torch.no_grad()
 def test_offloading_added_in_between(blocks, wrap, options):
     """Restored while it is wrapped and after, the model runs its own code."""
@@ -121,7 +109,7 @@ def test_hooks_and_adapters_added_in_between_stay(blocks):
     adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
     fast = run(adapted, inputs)
     blocks.restore(model)
-    assert difference(fast, run(adapted, inputs)) < ROUNDING
+    assert error(fast, run(adapted, inputs)) < ROUNDING
     assert len(calls) == 2
 
 
@@ -133,4 +121,4 @@ def test_saved_whole_model(blocks, tmp_path):
     assert torch.equal(run(torch.load(tmp_path / "model.pt", weights_only=False), inputs), expected)
     model.save_pretrained(tmp_path / "pretrained")
     loaded = type(model).from_pretrained(tmp_path / "pretrained").to(DEVICE)
-    assert difference(run(loaded, inputs), expected) < ROUNDING
+    assert error(run(loaded, inputs), expected) < ROUNDING

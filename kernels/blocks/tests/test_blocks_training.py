@@ -20,8 +20,8 @@ def gradients(model, **options):
     return loss, output.logits, torch.autograd.grad(loss, list(model.parameters()))
 
 
-@pytest.mark.parametrize("options", [{}, {"num_items_in_batch": torch.tensor(17)}], ids=["mean", "sum"])
-@pytest.mark.parametrize("name", ["qwen3", "gemma2"])  # gemma2 has tied weights and a softcap
+# The mean, and a sum; gemma2 has tied weights and a softcap.
+@pytest.mark.parametrize(("name", "options"), [("qwen3", {}), ("gemma2", {"num_items_in_batch": torch.tensor(17)})])
 def test_a_training_step_without_logits(blocks, name, options):
     model = model_of(name)
     expected, logits, grads = gradients(model, **options)

@@ -4,9 +4,8 @@ import copy
 
 import pytest
 import torch
-from example_models import DEVICE
-from model_cases import RecordedModel
-from text_models import CONFIGS, PADDED, TOKENS, error, logits, model_of
+from model_cases import DEVICE, RecordedModel, error
+from text_models import CONFIGS, PADDED, TOKENS, logits, model_of
 from torch import nn
 from transformers import DynamicCache
 

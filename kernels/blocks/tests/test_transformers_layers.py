@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 from kernels import LocalLayerRepository, Mode, kernelize, replace_kernel_forward_from_hub, use_kernel_mapping
-from model_cases import RecordedModel
-from text_models import CONFIGS, error, logits, model_of, ops_of
+from model_cases import RecordedModel, error
+from text_models import CONFIGS, logits, model_of, ops_of
 from transformers import KernelConfig
 from transformers.utils import kernel_config
 from transformers.utils.import_utils import is_kernels_available
@@ -84,43 +84,36 @@ def test_kernelize(blocks, named, name, mode):
     assert error(logits(model), expected) < 1e-5
 
 
-@NEEDS_KERNELS
-def test_use_kernels_on_the_cpu(blocks, named, tmp_path):
-    named("llama")
-    model = model_of("llama")
-    expected = logits(model)
-    model.save_pretrained(tmp_path)
-    with use_kernel_mapping(repositories("llama")):
-        model = type(model).from_pretrained(tmp_path, use_kernels=True)
-    assert ops_of(model) == {"rms_norm", "geglu_pair", "rotate_tokens"}
-    assert error(logits(model), expected) < 1e-5
-
-
-@NEEDS_KERNELS
-def test_kernel_config_of_local_layers(blocks, named, monkeypatch):
-    """Lets a KernelConfig take the CPU, which it refuses, to run its GPU path."""
-    monkeypatch.setattr(kernel_config, "KERNELS_SUPPORTED_DEVICE_TYPES", ["cpu"])
-    named("qwen3")
-    model = model_of("qwen3")
-    expected = logits(model)
-    paths = {layer: f"{PROJECT}:{ours}" for layer, ours in LAYERS["qwen3"].items()}
+def of_local_layers(model, owner):
+    paths = {layer: f"{PROJECT}:{ours}" for layer, ours in LLAMA.items()}
     model.set_use_kernels(True, KernelConfig(paths, use_local_kernel=True))
-    assert ops_of(model) == {"rms_norm", "geglu_pair", "rotate_tokens"}
-    assert error(logits(model), expected) < 1e-5
+    return model
 
 
-@NEEDS_KERNELS
-def test_kernel_config_of_a_repository(blocks, named, monkeypatch, tmp_path, owner):
-    """Lets a KernelConfig take the CPU, which it refuses, to run its GPU path."""
-    monkeypatch.setattr(kernel_config, "KERNELS_SUPPORTED_DEVICE_TYPES", ["cpu"])
-    named("llama")
-    model = model_of("llama")
-    model.save_pretrained(tmp_path)
+def of_a_repository(model, owner):
     repository = {"revision": "main"}  # a version would be looked up on the Hub
     layers = {layer: (f"{owner}/blocks:{ours}", repository) for layer, ours in LLAMA.items()}
-    faster = type(model).from_pretrained(tmp_path, use_kernels=True, kernel_config=KernelConfig(layers))
+    return type(model).from_pretrained(model.saved, use_kernels=True, kernel_config=KernelConfig(layers))
+
+
+def of_a_mapping(model, owner):
+    with use_kernel_mapping(repositories("llama")):
+        return type(model).from_pretrained(model.saved, use_kernels=True)
+
+
+@NEEDS_KERNELS
+@pytest.mark.parametrize("use", [of_local_layers, of_a_repository, of_a_mapping])
+def test_use_kernels(blocks, named, monkeypatch, tmp_path, owner, use):
+    """Lets a KernelConfig take the CPU, which it refuses, to run its GPU path."""
+    monkeypatch.setattr(kernel_config, "KERNELS_SUPPORTED_DEVICE_TYPES", ["cpu"])
+    named("llama")
+    model = model_of("llama")
+    expected = logits(model)
+    model.saved = tmp_path
+    model.save_pretrained(tmp_path)
+    faster = use(model, owner)
     assert ops_of(faster) == {"rms_norm", "geglu_pair", "rotate_tokens"}
-    assert error(logits(faster), logits(model)) < 1e-5
+    assert error(logits(faster), expected) < 1e-5
 
 
 def test_recorded_after_kernelize(blocks, named):

@@ -70,21 +70,6 @@ def test_widths(widths, half, dtype):
     assert_as_good(out[..., :rotary], q[..., :rotary], wan_angles(points(GRID), widths, theta), half)
 
 
-@pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("seed", range(2))
-def test_error_over_many_tokens(seed):
-    """Compare the mean error for the shapes of models, where no tolerance hides a wrong angle."""
-    torch.manual_seed(seed)
-    grid = (3, 10, 12)
-    for dtype in DTYPES:
-        q, k = (random(1, 360, 12, 128, dtype=dtype) for _ in range(2))
-        angles = wan_angles(points(grid), wan_widths(128))
-        for out, x in zip(kernel.rope3d(q, k, grid), (q, k)):
-            exact = rotated(x, angles)
-            ours = (out.double() - exact).norm()
-            assert ours <= 1.1 * (rotated(x, angles, dtype=torch.float32).double() - exact).norm()
-
-
 def test_large_positions():
     """An angle in float32 would be wrong by a sixteenth at such positions."""
     offset = (2.0**20 - 3, 2.0**20, 2.0**19 + 1)

@@ -6,16 +6,6 @@ from reference_rope3d import GRID, TOKENS, assert_agrees, assert_as_good, kernel
 from testing import DEVICE, DTYPES, random
 
 
-def wan(x, cos, sin):
-    """Rotate `x` [B, S, H, D] by float32 tables that hold every value twice."""
-    x1, x2 = x.unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = cos[..., ::2].unsqueeze(-2), sin[..., 1::2].unsqueeze(-2)
-    out = torch.empty_like(x)
-    out[..., 0::2] = x1 * cos - x2 * sin
-    out[..., 1::2] = x1 * sin + x2 * cos
-    return out
-
-
 def flux(x, cos, sin):
     """The code of HunyuanVideo and CogVideoX, and for [B, S, C] of LTX-Video."""
     real, imaginary = x.unflatten(-1, (-1, 2)).unbind(-1)
@@ -33,15 +23,6 @@ def llama(x, cos, sin):
 
 def twice(angles):
     return (f(angles).float().repeat_interleave(2, -1).to(DEVICE) for f in (torch.cos, torch.sin))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_wan(dtype):
-    q, k = (random(2, TOKENS, 3, 128, dtype=dtype) for _ in range(2))
-    cos, sin = twice(wan_angles(points(GRID), (44, 42, 42)))
-    for own in (kernel.rope3d(q, k, GRID), kernel.apply_rotary(q, k, cos, sin)):
-        for out, x in zip(own, (q, k)):
-            assert_agrees(out, wan(x, cos, sin))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from kernel_format.errors import StoreError
@@ -23,12 +24,14 @@ def shared_cache() -> Path | None:
 
 
 def is_open_to_others(cache: Path) -> bool:
-    """Return whether other users can write objects and compilers to a cache."""
-    try:
-        status = cache.stat()
-    except OSError:  # it does not exist yet
-        return False
-    return bool(status.st_mode & stat.S_IWOTH) or status.st_uid not in {0, os.geteuid()}
+    """Return whether other users can write objects and compilers to a cache: all, its owner, or a foreign group."""
+    for directory in (cache, cache / "objects"):
+        with suppress(OSError):  # it does not exist yet
+            status = directory.stat()
+            writers = stat.S_IWOTH if status.st_gid == os.getegid() else stat.S_IWOTH | stat.S_IWGRP
+            if status.st_mode & writers or status.st_uid not in {0, os.geteuid()}:
+                return True
+    return False
 
 
 def user_cache(program: str) -> Path:

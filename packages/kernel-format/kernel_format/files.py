@@ -132,7 +132,7 @@ def read_unchanged(path: Path, expected: str) -> bytes:
 def debugging() -> bool:
     """Return whether KERNEL_BUILDER_DEBUG=keep is set.
 
-    Then temporary directories are kept and printed, and nothing runs in a sandbox or in a fork.
+    Then temporary directories are kept and printed.
     """
     return os.environ.get("KERNEL_BUILDER_DEBUG") == "keep"
 

@@ -19,6 +19,8 @@ CROSS_COMPILER = "cross-compiler"
 CAPABILITIES_LIMITED = "capabilities-limited"
 # The key of `provenance` with the digests of the sources; see `build.recorded_sources`.
 SOURCES = "sources"
+# The key of `provenance` with the repository and the variant that the package was built for: a signature covers them.
+PLACE = "built-for"
 # The key of `provenance` with the status of a back end without tests on hardware.
 STATUS = "status"
 
@@ -154,6 +156,11 @@ class PackageMetadata:
     def recorded_sources(self) -> Mapping[str, Any]:
         """The recorded digests of the sources; empty for packages of older builders and of other tools."""
         return _object(self.provenance.get(SOURCES))
+
+    @property
+    def place(self) -> Mapping[str, Any]:
+        """The repository (`repo-id`) and the variant that it was built for; empty if they are not recorded."""
+        return _object(self.provenance.get(PLACE))
 
     @property
     def only_capabilities(self) -> tuple[str, ...]:

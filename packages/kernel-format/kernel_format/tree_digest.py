@@ -62,6 +62,12 @@ def _listing(directory: Path, most: int | None = None) -> Listing:
     return sorted(listing)
 
 
+def bytecode(directory: Path) -> list[str]:
+    """Return the paths of bytecode, which no digest covers and Python runs in place of a source."""
+    paths = (path.relative_to(directory) for path in sorted(directory.rglob("*")))
+    return [str(path) for path in paths if path.suffix in (".pyc", ".pyo") or "__pycache__" in path.parts]
+
+
 def hash_tree(directory: Path) -> TreeDigest:
     """Return the digest of all files under `directory`, `metadata.json` included.
 

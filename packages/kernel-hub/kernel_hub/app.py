@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kernel_format.errors import ConfigError
 from kernel_hub import __version__
 from kernel_hub.http.audit_log import Audit, audit_logger
 from kernel_hub.http.metrics import Metrics
@@ -63,8 +64,8 @@ def create_app(settings: Settings) -> FastAPI:
 
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """Check that this server can read its root."""
-        await to_thread.run_sync(hub.repositories.root.stat, limiter=observers)
+        """Check that this server can read its root, tokens and index."""
+        await to_thread.run_sync(hub.check, limiter=observers)
         return {"status": "ok", "version": __version__}
 
     @app.get("/metrics", response_class=PlainTextResponse)
@@ -78,6 +79,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(OSError, _fail)
     app.add_exception_handler(pygit2.GitError, _fail)
     app.add_exception_handler(sqlite3.Error, _fail)
+    app.add_exception_handler(ConfigError, _fail)
     app.add_exception_handler(Exception, _fail)
     app.add_middleware(BodyLimits, limits=settings.limits)
     if settings.token_file is None:
@@ -126,16 +128,29 @@ async def _fail(request: Request, error: Exception) -> Response:
         return answer(no_space())
     if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
         return answer(busy("the index is locked by other processes; try again"))
+    if isinstance(error, (ConfigError, sqlite3.DatabaseError)):
+        log.error("the token file or the index is damaged: %s", error)
+        return answer(busy("this Hub cannot read its token file or index, which its operator has to repair"))
     log.error("request failed", extra={"fields": {"path": request.url.path}}, exc_info=error)
     return answer(Refusal(500, "the Hub failed; its log has the reason", code="InternalError"))
 
 
+def _is_anonymous(scope: Scope) -> bool:
+    """Return whether a request has no token, and is no upload to a signed address or question about this server."""
+    has_token = any(name == b"authorization" for name, _ in scope["headers"])
+    return not has_token and scope["method"] != "PUT" and scope["path"] not in {"/health", "/metrics"}
+
+
 class RequestObserver:
-    """Middleware that gives each request an id, a log line and an entry in the metrics."""
+    """Middleware that gives each request an id, a log line and an entry in the metrics.
+
+    Requests without a token take at most half of the threads.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
+        self._anonymous = anyio.Semaphore(_THREADS // 2)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -145,18 +160,26 @@ class RequestObserver:
         request_id = uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
         status = 500
+        waiting = _is_anonymous(scope)
 
         async def noted(message: Message) -> None:
-            nonlocal status
+            nonlocal status, waiting
             if message["type"] == "http.response.start":
+                if waiting:
+                    self._anonymous.release()
+                waiting = False
                 status = message["status"]
                 message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
             await send(message)
 
         self._metrics.request_started()
         try:
+            if waiting:
+                await self._anonymous.acquire()
             await self._app(scope, receive, noted)
         finally:
+            if waiting:
+                self._anonymous.release()
             seconds = time.perf_counter() - began
             route = getattr(scope.get("route"), "path", "none")
             self._metrics.request_ended(scope["method"], route, status, seconds)

@@ -61,6 +61,12 @@ class Hub:
         except (Refusal, pygit2.GitError, KeyError, ValueError, OSError):
             return None
 
+    def check(self) -> None:
+        """Read the root, the tokens and the index; raises if that fails."""
+        self.repositories.root.stat()
+        self.tokens.caller_by_key("")
+        self.index.is_public("")
+
     def caller(self, authorization: str | None) -> Caller:
         """Return the caller of an `Authorization` header, which holds a token as bearer or as basic password.
 
@@ -84,6 +90,9 @@ class Hub:
         Raises:
             Refusal: If there is none.
         """
+        # Without a scope, the same work for a private repository as for a missing one, so that times are equal.
+        if not caller.may_see(repo_id) and not self.index.is_public(repo_id):
+            raise no_repository(repo_id, hidden=True)
         repository = self.repositories.open(repo_id)
         if repository.private and not caller.may_see(repo_id):
             raise no_repository(repo_id, hidden=True)

@@ -10,6 +10,7 @@ from kernel_hub.refusals import bad_request
 _PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?")
 _REF_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.+@-]{0,198}[A-Za-z0-9_+-])?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+COMMIT = re.compile(r"[0-9a-f]{40}")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 # Unicode categories of control and formatting characters, which make two paths look alike, and of lone surrogates.
 _INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
@@ -67,6 +68,7 @@ def ref_name(name: str) -> str:
         or name.upper() == "HEAD"
         or not all(_REF_PART.fullmatch(part) and not part.endswith(".lock") for part in parts)
         or parts[0] == "refs"
+        or COMMIT.fullmatch(name)
     ):
         raise bad_request(f"{name[:100]!r} cannot be the name of a branch or tag; expected one like 'v1'")
     return name
@@ -81,6 +83,7 @@ def path(value: str) -> str:
         or len(parts) > MAX_DEPTH
         or any(character == "\\" or unicodedata.category(character) in _INVISIBLE for character in value)
         or _BLANK.search(value)
+        or not unicodedata.is_normalized("NFC", value)  # file systems would take two forms of it for one file
         or any(part in {"", ".", ".."} or part.lower() == ".git" or len(part.encode()) > MAX_PART for part in parts)
     ):
         raise bad_request(

@@ -104,7 +104,8 @@ def installed(config: pytest.Config, *packages: str) -> Path:
     target = config.cache.mkdir("-".join(packages).replace("==", "-")) / "site"  # type: ignore[union-attr]
     if not target.exists():
         staging = target.with_name(f"new-{os.getpid()}")
-        install = [sys.executable, "-m", "pip", "install", "-q", "--target", str(staging), *packages]
+        uv = Path(sys.executable).with_name("uv")
+        install = [uv, "pip", "install", "-q", "--python", sys.executable, "--target", staging, *packages]
         done = subprocess.run(install, capture_output=True, text=True, check=False)
         if done.returncode:
             pytest.skip(f"{packages} cannot be installed: {done.stderr[-300:]}")
@@ -220,7 +221,8 @@ def test_pull_requests(hub: RunningHub, api: HfApi, tmp_path: Path) -> None:
     refs = api.list_repo_refs(KERNEL, repo_type="kernel", include_pull_requests=True)
     assert [ref.ref for ref in refs.pull_requests] == ["refs/pr/1"]
     assert "A</code> wish" in requests.get(wanted.pr_url).text
-    code = f"import sys; sys.argv[1:] = ['hub', 'merge', '{KERNEL}', '1']; from kernel_builder.cli import main; main()"
+    words = ["hub", "merge", KERNEL, "1", wanted.oid]
+    code = f"import sys; sys.argv[1:] = {words!r}; from kernel_builder.cli import main; main()"
     put(api, "other", b"")
     assert "is merged" in python(hub, code, tmp_path / "home")
     assert api.file_exists(KERNEL, "wish", repo_type="kernel", revision="v1")
@@ -229,7 +231,7 @@ def test_pull_requests(hub: RunningHub, api: HfApi, tmp_path: Path) -> None:
     again = put(api, "other", b"one", create_pr=True)
     put(api, "other", b"two")
     with pytest.raises(AssertionError, match="other changed on v1 as well"):
-        python(hub, code.replace("'1'", f"'{again.pr_num}'"), tmp_path / "home")
+        python(hub, code.replace("'1'", f"'{again.pr_num}'").replace(wanted.oid, again.oid), tmp_path / "home")
     assert "M</code> other" in requests.get(again.commit_url, headers={"Accept": "text/html"}).text
 
 

@@ -67,7 +67,8 @@ def test_a_pair_serves_the_public_clients_as_one(
         assert oid in [item["sha"] for item in listed]
     wanted = commit(api, "a/twice", "pr", create_pr=True)
     merged = requests.post(
-        f"{url}/api/kernels/a/twice/discussions/{wanted.pr_num}/merge", headers={"Authorization": f"Bearer {token}"}
+        f"{url}/api/kernels/a/twice/discussions/{wanted.pr_num}/merge?commit={wanted.oid}",
+        headers={"Authorization": f"Bearer {token}"},
     )
     assert merged.ok and api.file_exists("a/twice", "pr", repo_type="kernel")
     assert wanted.pr_url.startswith(url)

@@ -16,7 +16,7 @@ import pytest
 import requests
 from huggingface_hub import CommitInfo, CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
-from raw_requests import TOKEN, commit, hub_command, target
+from raw_requests import TOKEN, begin, commit, hub_command, target, upload_address
 
 from kernel_format.errors import ConfigError
 from kernel_hub import tokens
@@ -89,6 +89,17 @@ BODIES = {
 VALUES = {"revision": "main", "path": ".gitattributes", "number": "1", "sha256": "0" * 64}
 
 
+def every_route(hub: RunningHub, repo_id: str) -> Iterator[tuple[str, str, object]]:
+    """Yield each route of the API for a repository, with a body that it takes."""
+    organization, name = repo_id.split("/")
+    for route, methods in requests.get(f"{hub.url}/openapi.json").json()["paths"].items():
+        body = next((body for end, body in BODIES.items() if route.endswith(end)), None)
+        path = route
+        for key, value in {**VALUES, "organization": organization, "name": name, "revision:path": "main"}.items():
+            path = path.replace(f"{{{key}}}", value)
+        yield from ((method, path, body) for method in methods)
+
+
 def test_a_private_repository_is_hidden_on_every_route(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
     """Clients without access get the same answers for a private repository as for one that does not exist."""
     file = tmp_path / "tokens.json"
@@ -96,30 +107,26 @@ def test_a_private_repository_is_hidden_on_every_route(start_hub: Callable[..., 
     other = tokens.add(file, "guest", read=(), write=("theirs",))
     hub = start_hub("--token-file", str(file))
     hub.api(writer).create_repo("ours/secret", repo_type="kernel", private=True)
-    described = requests.get(f"{hub.url}/openapi.json").json()["paths"]
-    routes = [(method, path) for path, methods in described.items() if "{name}" in path for method in methods]
-    routes += [("get", f"/kernels/{{organization}}/{{name}}{rest}") for rest in ("", "/commit/main", "/discussions/1")]
-    routes += [("get", f"/kernels/{{organization}}/{{name}}.git/{rest}") for rest in ("info/refs", "HEAD")]
-    assert len(routes) > 20
-    for method, route in routes:
-        body = next((body for end, body in BODIES.items() if route.endswith(end)), None)
-        query = {"size": 1, "expires": 1, "signature": "x"} if "/large/" in route else {}
+    pages = ("/{}", "/{}/commit/main", "/{}/discussions/1", "/{}.git/info/refs", "/{}.git/HEAD")
+    routes = [
+        [*every_route(hub, repo_id), *(("get", f"/kernels{page.format(repo_id)}", None) for page in pages)]
+        for repo_id in ("ours/secret", "ours/nowhere")
+    ]
+    pairs = [pair for pair in zip(*routes, strict=True) if pair[0] != pair[1]]
+    assert len(pairs) > 20
+    for pair in pairs:
+        query = {"size": 1, "expires": 1, "signature": "x"} if "/large/" in pair[0][1] else {}
+        parameters = {**query, "commit": "0" * 40}
         for token in (None, other):
             answers = []
-            for name in ("secret", "nowhere"):
-                path = (
-                    route.replace("{organization}", "ours").replace("{name}", name).replace("{revision:path}", "main")
-                )
-                for key, value in VALUES.items():
-                    path = path.replace(f"{{{key}}}", value)
+            for name, (method, path, body) in zip(("secret", "nowhere"), pair, strict=True):
                 headers = {"Authorization": f"Bearer {token}"} if token else {}
-                got = requests.request(method, hub.url + path, json=body, params=query, headers=headers)
-                kept = {key: value for key, value in got.headers.items() if key not in {"date", "x-request-id"}}
-                kept.pop("content-length", None)
-                shown = {key: value.replace(name, "…") for key, value in kept.items()}
+                got = requests.request(method, hub.url + path, json=body, params=parameters, headers=headers)
+                left_out = {"date", "x-request-id", "content-length"}
+                shown = {key: value.replace(name, "…") for key, value in got.headers.items() if key not in left_out}
                 answers.append((got.status_code, got.text.replace(name, "…"), shown))
-            assert answers[0] == answers[1], (method, route)
-            assert answers[0][0] == (403 if query else 404), (method, route, answers[0])
+            assert answers[0] == answers[1], pair
+            assert answers[0][0] == (403 if query else 404), (pair, answers[0])
 
 
 def test_a_public_address_needs_tokens() -> None:
@@ -219,18 +226,6 @@ def test_concurrent_requests_for_one_name(tmp_path: Path) -> None:
     assert not [path for path in (tmp_path / "hub/repositories/a").iterdir() if path.name.startswith(".new-")]
 
 
-def every_route(hub: RunningHub, repo_id: str) -> Iterator[tuple[str, str, object]]:
-    """Yield each route of the API for a repository, with a body that it takes."""
-    organization, name = repo_id.split("/")
-    for path, methods in requests.get(f"{hub.url}/openapi.json").json()["paths"].items():
-        for method in methods:
-            body = next((body for end, body in BODIES.items() if path.endswith(end)), None)
-            known = {**VALUES, "organization": organization, "name": name, "revision:path": "main"}
-            for key, value in known.items():
-                path = path.replace(f"{{{key}}}", value)  # noqa: PLW2901
-            yield method, path, body
-
-
 OPEN = {"/health", "/metrics", "/api/validate-yaml"}
 
 
@@ -279,7 +274,9 @@ def test_a_read_token_may_only_open_pull_requests(start_hub: Callable[..., Runni
         propose(reader, "too-many", b"x", create_pr=True)
     discussions = f"{hub.url}/api/kernels/a/one/discussions"
     assert requests.delete(f"{discussions}/3", headers=head).ok
-    assert requests.post(f"{discussions}/1/merge", headers={"Authorization": f"Bearer {owner}"}).ok
+    (head_of_1,) = [ref["targetCommit"] for ref in before["pullRequests"] if ref["ref"] == "refs/pr/1"]
+    merge = {"params": {"commit": head_of_1}, "headers": {"Authorization": f"Bearer {owner}"}}
+    assert requests.post(f"{discussions}/1/merge", **merge).ok
     assert hub.api(None).file_exists("a/one", "x.so", repo_type="kernel")
     assert requests.delete(f"{discussions}/2", headers={"Authorization": f"Bearer {owner}"}).ok
 
@@ -377,3 +374,66 @@ def test_the_addresses_of_models_are_read_only(start_hub: Callable[..., RunningH
             change()
     assert not hub.api(None).repo_exists("a/shut") and hub.api(owner).repo_exists("a/shut")
     assert requests.get(f"{hub.url}/api/nothing").status_code == 501
+
+
+def test_a_reference_names_one_commit(hub: RunningHub) -> None:
+    """Numbers of pull requests and starts of ids can be chosen by others; a merge names the reviewed commit."""
+    api = hub.api()
+    api.create_repo("a/one", repo_type="kernel")
+    first = commit(api, "a/one", "good", create_pr=True)
+    url = f"{hub.url}/api/kernels/a/one"
+    assert requests.delete(f"{url}/discussions/1", headers=TOKEN).ok
+    second = commit(api, "a/one", "bad", create_pr=True)
+    assert (first.pr_num, second.pr_num) == (1, 2), "numbers are not used again"
+    merge = f"{url}/discussions/2/merge"
+    moved = commit(api, "a/one", "worse", revision="refs/pr/2")
+    for reviewed in ({}, {"commit": second.oid}):
+        assert requests.post(merge, params=reviewed, headers=TOKEN).status_code >= 400
+    assert requests.post(merge, params={"commit": moved.oid}, headers=TOKEN).ok
+    api.create_tag("a/one", tag=moved.oid[:7], revision=first.oid, repo_type="kernel")
+    named = {name: api.repo_info("a/one", revision=name, repo_type="kernel").sha for name in (moved.oid[:7], moved.oid)}
+    assert list(named.values()) == [first.oid, moved.oid], "a tag wins over the start of an id"
+    assert requests.post(f"{url}/tag/main", json={"tag": first.oid}, headers=TOKEN).status_code == 400
+    assert requests.get(f"{url}/revision/{moved.oid[:12]}").status_code == 404
+
+
+def test_bytecode_is_refused(hub: RunningHub) -> None:
+    api = hub.api()
+    api.create_repo("a/one", repo_type="kernel")
+    for path in ("build/torch-cpu/__pycache__/__init__.cpython-311.pyc", "build/torch-cpu/x.pyc", "__pycache__/x"):
+        with pytest.raises(HfHubHTTPError, match="is bytecode"):
+            commit(api, "a/one", path)
+
+
+def test_a_slow_upload_keeps_no_space_from_others(start_hub: Callable[..., RunningHub]) -> None:
+    hub = start_hub("--quota", "1")
+    hub.api().create_repo(KERNEL, repo_type="kernel")
+    slow = begin(upload_address(hub, bytes(900_000)), "PUT", 900_000, b"x")
+    data = b"\0" * 400_000
+    assert requests.put(upload_address(hub, data), data=data).ok
+    slow.close()
+
+
+def test_names_that_differ_in_case_only_are_refused(hub: RunningHub) -> None:
+    api = hub.api()
+    api.create_repo("a/one", repo_type="kernel")
+    with pytest.raises(HfHubHTTPError, match="in case only"):
+        api.create_repo("a/One", repo_type="kernel")
+    commit(api, "a/one", "build/x.py")
+    for twin in ("build/X.py", "Build/y.py"):
+        with pytest.raises(HfHubHTTPError, match="where case does not count"):
+            commit(api, "a/one", twin)
+
+
+def test_a_damaged_file_of_the_operator_is_no_error_of_the_request(
+    start_hub: Callable[..., RunningHub], tmp_path: Path
+) -> None:
+    file = tmp_path / "tokens.json"
+    token = tokens.add(file, "ci", read=(), write=("a",))
+    hub = start_hub("--token-file", str(file))
+    good = file.read_bytes()
+    file.write_text("{")
+    for path in ("/health", "/api/kernels"):
+        assert requests.get(hub.url + path, headers={"Authorization": f"Bearer {token}"}).status_code == 503
+    file.write_bytes(good)
+    assert requests.get(f"{hub.url}/health").ok

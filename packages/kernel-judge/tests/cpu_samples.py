@@ -88,21 +88,15 @@ CHEATS = {
     ),
     "noise on every socket": Sample(
         "softmax",
-        SEND.format(answer=r'(8).to_bytes(8, "big") + b"[[[\xff\x00]]"') + "return torch.zeros_like(x)",
+        SEND.format(answer=r'b"[[[\xff\x00]]\n"') + "return torch.zeros_like(x)",
         "forged-answer",
         head="import os, stat",
     ),
     "the answer of the judge's protocol on every socket": Sample(
         "softmax",
-        SEND.format(answer="len(answer).to_bytes(8, 'big') + answer") + "os._exit(0)",
+        SEND.format(answer="answer + b'\\n'") + "os._exit(0)",
         "forged-answer",
         head="import os, stat\nanswer = b'{\"value\": null}'",
-    ),
-    "a product in float16": Sample(
-        "powers",
-        "for _ in range(23):\n    x = torch.tanh(x @ y)\nreturn torch.tanh((x.half() @ y.half()).float())",
-        "inaccurate",
-        together=True,
     ),
     "an endless call": Sample(
         "softmax", "while True:\n    time.sleep(1)", "timeout", head="import time", settings={"call_seconds": 1.0}
@@ -203,33 +197,12 @@ HONEST = {
         "return x * torch.empty_like(x).bernoulli_(0.75).div_(0.75)",
         device=CPU,
     ),
-    "an autograd function": Sample(
-        "layer_norm",
-        "return Norm.apply(x, self.norm.weight, self.norm.bias)",
-        head="""
-        class Norm(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x, weight, bias):
-                variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
-                return (x - mean) * torch.rsqrt(variance + 1e-5) * weight + bias
-        """,
-        together=True,
-    ),
     "inference tensors": Sample(
         "rectified",
         "with torch.inference_mode():\n    return torch.relu(x) + x.amax(-1, keepdim=True)",
         together=True,
     ),
     "float64": Sample("softmax", "return (torch.softmax(x.double(), -1) * self.weight).float()", together=True),
-    "sums in another order": Sample(
-        "softmax",
-        """
-        exponentials = (x - x.amax(-1, keepdim=True)).exp_()
-        total = sum(part.sum(-1, keepdim=True) for part in exponentials.split(50, -1))
-        return exponentials.mul_(self.weight).div_(total)
-        """,
-        together=True,
-    ),
     "a dense result that is stored by columns": Sample(
         "row_mean",
         """
@@ -271,28 +244,6 @@ HONEST = {
 up = torch.nn.Linear(columns, 2 * columns)
 self.transposed = torch.nn.Parameter(up.weight.detach().t().contiguous())
 self.bias = torch.nn.Parameter(up.bias.detach())""",
-        together=True,
-    ),
-    "a chain of products, transposed": Sample(
-        "powers",
-        """
-        x, y = x.t().contiguous(), y.t().contiguous()
-        for _ in range(24):
-            x = torch.mm(y, x).tanh_()
-        return x.t()
-        """,
-        together=True,
-    ),
-    "parameters of other names, orders and shapes": Sample(
-        "layer_norm",
-        """
-        centred = x - x.mean(-1, keepdim=True)
-        scale = torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-5)
-        return centred * scale * self.gain.view(-1) + self.shift
-        """,
-        state="""\
-self.shift = torch.nn.Parameter(torch.zeros(1, columns))
-self.gain = torch.nn.Parameter(torch.ones(columns, 1))""",
         together=True,
     ),
     "memory of its own, and a copy of it": Sample(

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from kernel_format.errors import ConfigError
+from kernel_judge.judge.candidate import read_candidate
 from kernel_judge.judge.candidate_files import candidate_digest, copy_candidate
+from kernel_judge.search.workspace import Workspace
 
 
 def test_what_tools_leave_behind_is_no_part_of_a_candidate(tmp_path: Path) -> None:
@@ -25,3 +30,27 @@ def test_what_tools_leave_behind_is_no_part_of_a_candidate(tmp_path: Path) -> No
 
     (project / "torch-ext" / "own" / "__init__.py").rename(project / "torch-ext" / "own" / "moved.py")
     assert candidate_digest(project) != before
+
+
+@pytest.mark.parametrize("linked", ["candidate.py", "kernel/torch-ext/secret.py", "kernel/torch-ext"])
+def test_no_link_of_a_candidate_is_followed(linked: str, tmp_path: Path) -> None:
+    """An agent's candidate links to a file that the agent may not read, but the user."""
+    private = tmp_path / "private"
+    (private / "inner").mkdir(parents=True)
+    secret = private / "inner" / "secret.py"
+    secret.write_text("class ModelNew: token = 'hf_secret'\n")
+    workspace = Workspace(tmp_path / "run", 1, 1)
+    project = workspace.directory / "kernel"
+    (project / "csrc").mkdir(parents=True)
+    (project / "build.toml").write_text("[general]\n")
+    (workspace.run / "given" / "kernel").mkdir(parents=True)
+    link = workspace.directory / linked
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(secret if link.suffix else secret.parent)
+    (project / "candidate.py").write_text("class ModelNew: pass\n")
+    workspace.freeze()
+    (tmp_path / "judged").mkdir()
+    with pytest.raises(ConfigError):  # of the build.toml, after the copy
+        read_candidate(project).prepared(tmp_path / "judged", "cpu")
+    copies = [*(tmp_path / "judged").rglob("*"), *workspace.frozen.parent.rglob("*")]
+    assert not [path for path in copies if path.is_file() and "hf_secret" in path.read_text()]

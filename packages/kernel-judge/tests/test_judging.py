@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner, Result
 from cpu_samples import CHEATS, HONEST
-from judge_samples import HERE, scale_project
+from judge_samples import HERE, PROJECT_CANDIDATE, scale_project
 
 from kernel_builder.api import build_for_device
 from kernel_builder.cli import main
@@ -21,21 +22,6 @@ from kernel_judge.search.local_judge import JUDGE_COMMAND, LocalJudge
 SOFTMAX = HERE / "tasks" / "softmax.py"
 SCALED = HERE / "tasks" / "scaled.py"
 QUICK = ("--inputs", "8", "--rounds", "0", "--device", "cpu")
-
-AS_TYPED = """
-from pathlib import Path
-
-import torch
-from kernels import get_local_kernel
-
-torch.version.cuda = "13.0"  # as far as the client sees, a Torch for CUDA
-kernel = get_local_kernel(Path(__file__).parent)
-
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        return kernel.scaled(x, 3.0)
-"""
 
 
 def run(*arguments: str | Path) -> Result:
@@ -73,7 +59,8 @@ def test_unreadable_arguments_exit_with_2(tmp_path: Path) -> None:
 def test_a_kernel_project_is_built_and_judged(tmp_path: Path) -> None:
     """Also under a Torch for CUDA, which loads the CPU package of the project."""
     project = scale_project(tmp_path / "right")
-    (project / "candidate.py").write_text(AS_TYPED)
+    as_typed = 'torch.version.cuda = "13.0"\nkernel = get_local_kernel(Path(__file__).parent)'
+    (project / "candidate.py").write_text(re.sub("kernel = .*", as_typed, PROJECT_CANDIDATE))
     before = sorted(project.rglob("*"))
     verdict = judge(JudgeRequest(project, SCALED, device="cpu", inputs=8, rounds=0))
     assert verdict.is_right, verdict.reason

@@ -77,10 +77,17 @@ MODEL = "import os, time\nimport torch\n\nclass ModelNew(torch.nn.Module):\n    
             "        time.sleep(60)\ntime.sleep(60)",
             ("limit-exceeded", "GB of memory"),
         ),
-        ("while True:\n    open(f'{time.monotonic_ns()}', 'wb').write(bytes(8 << 20))", ("limit-exceeded", "of disk")),
+        ("while True:\n    open(f'{time.monotonic_ns()}', 'wb').write(bytes(8 << 20))", ("limit-exceeded", "of files")),
+        (
+            "file = open('deleted', 'wb')\nos.unlink('deleted')\nfile.write(bytes(300 << 20))\ntime.sleep(60)",
+            ("limit-exceeded", "of files"),
+        ),
+        ("os.write(os.memfd_create('m'), bytes(300 << 20))\ntime.sleep(60)", ("limit-exceeded", "of files")),
+        ("[open(f'empty{i}', 'w').close() for i in range(4000)]\ntime.sleep(60)", ("limit-exceeded", "of files")),
+        ("open('/dev/shm/file', 'wb').write(bytes(1 << 20))", ("raised", "OSError|PermissionError")),
         ("for _ in range(6):\n    os.fork()\ntime.sleep(60)", ("limit-exceeded", "processes")),
     ],
-    ids=["memory", "memory-of-all", "disk", "processes"],
+    ids=["memory", "memory-of-all", "disk", "deleted-file", "memory-file", "empty-files", "shared-memory", "processes"],
 )
 def test_a_candidate_cannot_exhaust_the_machine(
     statements: str, failure: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -118,4 +125,5 @@ def test_a_candidate_reaches_nothing_of_the_machine(kind: str, tmp_path: Path, m
     assert OWN_FILE in reached
     files = METADATA | {"read", "write", "truncate", "open-truncate", "rename", "directory", "pipe", "home"}
     files |= {"command-line", "memory-order", "kernel-setting", "device", "other-terminal"}  # in /proc and /dev
+    files |= {"kernel-pressure", "passwords"}
     assert reached - {OWN_FILE} <= (files if kind == PROCESS else set())

@@ -19,7 +19,12 @@ from pathlib import Path
 from kernel_sandbox.confine import BUBBLEWRAP, INSIDE, LANDLOCK, PROCESS, gpu_devices, has_seccomp, landlock_version
 from kernel_sandbox.system_calls import seccomp_filter
 
-_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/opt", "/sys", "/nix/store")
+# Of /etc only these: the rest has passwords and keys, which root's processes could read.
+_ETC = ["alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "passwd", "group", "nsswitch.conf", "os-release"]
+_ETC += ["localtime", "ssl/openssl.cnf", "pki/tls/openssl.cnf", "crypto-policies"]
+_ETC += [path.name for path in Path("/etc").glob("python3*")]
+_SYSTEM = ["/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt", "/sys", "/nix/store"]
+_SYSTEM += [f"/etc/{name}" for name in _ETC]
 
 _CONFINE = Path(__file__).with_name("confine.py")
 
@@ -102,8 +107,8 @@ def prefix(kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[
     words += ["--die-with-parent", "--unshare-user", "--unshare-net", "--unshare-uts", "--cap-drop", "ALL"]
     # Root's processes are root for /proc/sys in a user namespace as well: core_pattern names a program outside.
     words += ["--dev", "/dev", "--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"]
-    if device == "cpu":
-        words += ["--unshare-pid", "--unshare-ipc"]
+    if device == "cpu":  # files in /dev/shm would take memory without a limit
+        words += ["--unshare-pid", "--unshare-ipc", "--remount-ro", "/proc", "--remount-ro", "/dev"]
     else:  # handles of GPU memory work between processes of one pid namespace only
         words += [word for path in gpu_devices() for word in ("--dev-bind", path, path)]
     for path in _outermost(paths):

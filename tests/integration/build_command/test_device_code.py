@@ -1,6 +1,6 @@
 """The device code of `kernels/` compiles without a warning, for every capability, under nvcc and under clang.
 
-`make device-code` compiles it, which takes minutes. `make test` only has clang parse it, for one capability.
+`make device-code` compiles it, which takes minutes.
 """
 
 from __future__ import annotations
@@ -55,13 +55,6 @@ def clang(tools: Toolchains) -> list[str | Path]:
     return [toolkit.clang.root / "zig", "clang", "--target=x86_64-linux-gnu", "-x", "cuda", *places, gxx]
 
 
-@each_source
-def test_clang_warns_of_nothing(source: Path, tmp_path: Path) -> None:
-    # Without a second pass for the host, which parses the same code without that of __CUDA_ARCH__.
-    target = ["--offload-arch=sm_90", "--cuda-device-only", "-fsyntax-only", "-Wno-unused-command-line-argument"]
-    compiles([*clang(Toolchains()), *target, "-Wall", "-Wextra", "-Werror"], source, tmp_path / "none")
-
-
 @pytest.mark.device_code
 @each_source
 def test_clang(source: Path, tmp_path: Path) -> None:
@@ -94,6 +87,7 @@ def test_nvcc(source: Path, release: Release, tmp_path: Path) -> None:
     compiles([toolkit.nvcc, *targets, *warnings, "--expt-relaxed-constexpr"], source, tmp_path / "object")
 
 
+@pytest.mark.device_code
 def test_fast_kernels_do_not_spill(tmp_path: Path) -> None:
     """Registers of clang's code; without the builder's options, some of these kernels spill them."""
     target = ["--offload-arch=sm_90", "--cuda-device-only", *data()["clang"]["device-flags"], "-Xcuda-ptxas", "-v"]

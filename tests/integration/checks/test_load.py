@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -155,6 +156,42 @@ def test_a_process_that_is_killed_or_hangs_is_replaced(tmp_path: Path, signal_na
     with ProbeProcess() as probe:
         probe.ask("fits", FITS)(60)
         assert message in str(probe.ask("load", "60", "{}", asking_for(bad))(3))
+        (report,) = run_all([good], only=["load"], probe=probe)
+        assert report.passed == ("load",), report
+
+
+# A package writes into the memory and the connection of the process that answers, and ends with status 0.
+ANSWERS = """
+import ctypes, glob, socket
+def answer(*parts, pause=0):
+    for path in glob.glob(f"/proc/{os.getppid()}/fd/*"):
+        if os.readlink(path).startswith("socket:"):
+            parent = os.pidfd_open(os.getppid())
+            connection = socket.socket(fileno=ctypes.CDLL(None).syscall(438, parent, int(path.split("/")[-1]), 0))
+            for part in parts:
+                connection.sendall(part)
+                time.sleep(pause)
+"""
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "answer(b'{\"' + b'x' * (300 << 20) + b'\"}\\n')",
+        "answer(*[b'x'] * 100, pause=0.5)",
+        "Path('result.json').write_text('{\"outcome\": 1}')\nos._exit(0)",
+    ],
+)
+def test_a_forged_answer_fails_its_own_project(statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernel_builder.checks.load.SECONDS", 5)
+    bad = loading(tmp_path / "bad", "torch-cpu", f"{ANSWERS}\n{statement}")
+    good = loading(tmp_path / "good", "torch-cpu", "")
+    with ProbeProcess() as probe:
+        probe.ask("fits", FITS)(60)
+        (report,) = run_all([bad], only=["load"], probe=probe)
+        monkeypatch.undo()
+        (finding,) = report.findings
+        assert re.search("answers in another form|no answer after", finding.message) and len(finding.message) < 5000
         (report,) = run_all([good], only=["load"], probe=probe)
         assert report.passed == ("load",), report
 

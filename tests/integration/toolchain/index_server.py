@@ -9,13 +9,14 @@ import io
 import random
 import re
 import tarfile
-import threading
 import time
 import zipfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
+from http.server import BaseHTTPRequestHandler
+
+from tests.support.loopback import QuietHandler, served
 
 NVCC = b"""#!/bin/sh
 case "$1" in
@@ -239,41 +240,26 @@ class IndexServer:
     def __enter__(self) -> IndexServer:
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
                 server._answer(self)
 
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        class Server(ThreadingHTTPServer):
-            def handle_error(self, request: object, client_address: object) -> None:
-                """Print nothing when a client is killed."""
-
-        self._http = Server(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self.port = self._http.server_address[1]
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
+        self._running = ExitStack()
+        self._address = self._running.enter_context(served(Handler))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
 
     def stop(self) -> None:
         """Close the port."""
-        if self._thread.is_alive():
-            self._http.shutdown()
-            self._thread.join()
-            self._http.server_close()
+        self._running.close()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/simple/"
+        return f"{self._address}/simple/"
 
     @property
     def sent(self) -> int:
@@ -295,7 +281,7 @@ class IndexServer:
                 self._send(handler, 401, b"")
                 return
         links = [
-            f'<a href="http://{self.file_host}:{self.port}/files/{name}#sha256='
+            f'<a href="{self._address.replace("127.0.0.1", self.file_host)}/files/{name}#sha256='
             f'{self.stated.get(name) or hashlib.sha256(data).hexdigest()}">{name}</a>'
             for name, data in self.files.items()
             if name.partition("-")[0].replace("_", "-") == project

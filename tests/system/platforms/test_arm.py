@@ -15,7 +15,6 @@ from kernel_format.errors import BuildError, ToolchainError, VariantError
 from kernel_format.metadata import PackageMetadata
 from tests.integration.build_command.conftest import Copy, NewCache, Run, assert_refused, replace, run_python, untouched
 from tests.support import emulated_python
-from tests.support.optimization import without_optimization
 from tests.support.places import CPU, CUDA, ROOT
 
 ARM = "aarch64-linux"
@@ -35,17 +34,6 @@ try:
 except ImportError as error:
     print(error)
 """
-
-
-@pytest.fixture(scope="session")
-def emulated() -> Path:
-    """Return a Python for aarch64, which `make arm64-python` makes."""
-    program = ROOT / ".venv/arm64/python"
-    if reason := emulated_python.obstacle():
-        pytest.skip(f"no Python for aarch64: {reason}")
-    if not program.exists():
-        pytest.skip("no Python for aarch64: make arm64-python")
-    return program
 
 
 def _device_code(package: Path) -> bytes:
@@ -123,34 +111,17 @@ def test_a_compiler_for_another_platform_is_refused(
     assert_refused(done, VariantError, where=project, message="compiles for x86_64, expected aarch64", hint="apt")
 
 
-@pytest.fixture
-def rmsnorm(tmp_path: Path, cache: Path, kernel_builder: Run) -> Path:
-    """Return a copy of a kernel with its package for the CPU, without optimization."""
-    project = tmp_path / "rmsnorm"
-    shutil.copytree(ROOT / "kernels/rmsnorm", project, ignore=shutil.ignore_patterns("build"))
-    declaration = project / "build.toml"
-    declaration.write_text(without_optimization(declaration.read_text()))
-    done = kernel_builder(cache, "build", project, "--platform", ARM, "--backend", "cpu")
-    assert done.code == 0, done
-    return project
-
-
-@needs_compiler
-def test_the_client_loads_a_package_by_emulation(rmsnorm: Path, emulated: Path) -> None:
-    program = (
-        "import sys, torch; from pathlib import Path; from kernels import get_local_kernel\n"
-        "kernel = get_local_kernel(Path(sys.argv[1]), backend='cpu')\n"
-        "x = torch.ones(2, 8); print(torch.allclose(kernel.rms_norm(x, torch.ones(8)), x))"
-    )
-    ran = subprocess.run([emulated, "-c", program, rmsnorm], capture_output=True, text=True, check=False)
-    assert ran.stdout == "True\n", ran.stderr
-
-
 @pytest.mark.nightly
 @needs_compiler
-def test_the_tests_of_a_kernel_pass_by_emulation(rmsnorm: Path, emulated: Path) -> None:
-    """The results are right, and an exception of every op is Python's."""
-    tests = [rmsnorm / "tests" / f"test_rmsnorm_{name}.py" for name in ("errors", "forward")]
+def test_the_tests_of_a_kernel_pass_by_emulation(tmp_path: Path, kernel_builder: Run) -> None:
+    """The client loads the package, the results are right, and an exception of every op is Python's."""
+    emulated = ROOT / ".venv/arm64/python"
+    if not emulated.exists():
+        pytest.skip(f"no Python for aarch64: {emulated_python.obstacle() or 'make arm64-python'}")
+    project = tmp_path / "rmsnorm"
+    shutil.copytree(ROOT / "kernels/rmsnorm", project, ignore=shutil.ignore_patterns("build"))
+    kernel_builder.build(project, "--platform", ARM, "--backend", "cpu")
+    tests = [project / "tests" / f"test_rmsnorm_{name}.py" for name in ("errors", "forward")]
     options = ["-q", "-p", "no:cacheprovider", "-m", "kernels_ci", "-k", "not dtype1"]
     command = [emulated, "-m", "pytest", *options, *tests]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)

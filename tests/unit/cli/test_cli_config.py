@@ -79,12 +79,8 @@ def test_check_config_of_several_ends_in_one_table(several: list[Path]) -> None:
     assert done.stderr.count("does not compile for rocm") == 1
     assert "skipped, without a build.toml: README.md, scripts" in done.stderr
     assert invoke("check-config", *(path for path in several if path.name != "b")).exit_code == 0
-
-
-def test_check_config_of_several_as_json(several: list[Path]) -> None:
-    done = invoke("check-config", "--json", *several)
-    answer = json.loads(done.stdout)
-    assert (done.exit_code, answer["ok"]) == (2, False)
+    answer = json.loads(invoke("check-config", "--json", *several).stdout)
+    assert answer["ok"] is False
     good, bad, _ = answer["projects"]
     assert good["project"]["warnings"][0].startswith("build.toml has no edition")
     assert bad["error"]["hint"] == "did you mean `license`?"

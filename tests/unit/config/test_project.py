@@ -15,6 +15,7 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release
 from kernel_builder.hub import card, project_sources
 from kernel_format.errors import ConfigError
+from tests.support.git import git
 
 MINIMAL = """\
 [general]
@@ -290,7 +291,9 @@ def test_links_into_the_git_repository_of_the_project_are_followed(home: Path, t
     (home / link).rename(outside)
     (home / link).symlink_to(outside)
     mistake(home)
-    (tmp_path / ".git").mkdir()
+    git(tmp_path, "init", "--quiet")
+    mistake(home)  # in a foreign repository, such as a home directory in git
+    git(tmp_path, "add", str(home))
     assert read_project(home) == expected
     (home / ".git").mkdir()  # a repository in the repository
     mistake(home)

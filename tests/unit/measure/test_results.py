@@ -122,8 +122,3 @@ def test_notes_name_absent_peers_and_faults(report: BenchmarkReport) -> None:
         "turn & <twist>, forward, bfloat16, 1x2x3: ours: its error is 0.1 of its size, that of eager 0.0015",
         "95% intervals of times: half are within 1.0%, all within 1.0%",
     ]
-
-
-def test_tables_as_markdown() -> None:
-    table = [["shape", "us"], ["8x2048", "1.0"], ["8", "123.0"]]
-    assert tables.as_markdown(table) == "| shape | us |\n| --- | --- |\n| 8x2048 | 1.0 |\n| 8 | 123.0 |"

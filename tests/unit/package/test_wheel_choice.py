@@ -95,13 +95,6 @@ def test_the_architectures_are_those_that_the_client_accepts(
 
 
 @pytest.mark.parametrize(
-    ("version", "release"), [("2.14.0", (2, 14)), ("2.10.1+cu128", (2, 10)), ("2.15.0a0+gitabc", (2, 15))]
-)
-def test_versions_of_torch_are_read(loader: dict[str, Any], version: str, release: tuple[int, int]) -> None:
-    assert loader["_release"](version) == release
-
-
-@pytest.mark.parametrize(
     ("names", "requirement"),
     [
         (NAMES[:6], "torch>=2.10"),

@@ -10,6 +10,7 @@ import pytest
 from kernel_builder.backends.cuda import CUDA
 from kernel_builder.steps.include_scan import Scan, scan
 from kernel_format.errors import ConfigError
+from tests.support.git import git
 
 
 @pytest.fixture
@@ -43,7 +44,8 @@ def test_includes_are_followed_through_links(project: Path, tmp_path: Path) -> N
     (root / "kit").symlink_to("../../lib")
     with pytest.raises(ConfigError, match="symbolic link out of the project"):
         scan(root, "a.cpp", ["."])
-    (tmp_path / ".git").mkdir()
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "kernels")
     before = scan(root, "a.cpp", ["."])
     assert names(before) == ["a.cpp", "kit/one.h", "kit/two.h"]
     (project / "lib" / "two.h").write_text("int changed;\n")

@@ -104,8 +104,9 @@ class Snapshot:
         for name, container, copy in pairs:
             if isinstance(container, (list, dict)) and len(container) == len(copy):
                 keys = copy if isinstance(copy, dict) else range(len(copy))
+                present = container if isinstance(container, dict) else keys
                 for key in keys:
-                    if key not in keys or not _is_same(container[key], copy[key]) or id(copy[key]) in changed:
+                    if key not in present or not _is_same(container[key], copy[key]) or id(copy[key]) in changed:
                         return f"{name}.{key}".lstrip(".")
             elif not _is_same(container, copy):
                 return name or "its attributes"

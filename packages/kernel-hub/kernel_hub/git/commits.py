@@ -132,14 +132,16 @@ class GitCommits:
             return PullRequest(number, base, head, False)
         return PullRequest(number, base, head, tip == head or self._git.descendant_of(tip, head))
 
-    def merge(self, number: int, author: str) -> str:
+    def merge(self, number: int, commit: str, author: str) -> str:
         """Merge a pull request into its branch, and return the commit that the branch then points to.
 
         Raises:
-            Refusal: If there is no such pull request or branch, or they changed the same files.
+            Refusal: If there is no such pull request or branch, it is not at `commit`, or they changed the same files.
         """
         with self._refs.locked():
             request = self.pull_request(number)
+            if request.head != commit:
+                raise moved_meanwhile(f"refs/pr/{number}", request.head, commit)
             branch = f"refs/heads/{request.base}"
             tip = self._refs.resolve(branch)
             if request.merged:
@@ -159,5 +161,5 @@ class GitCommits:
             return oid
 
     def _next_pull_request(self) -> int:
-        taken = [int(ref.rsplit("/", 1)[-1]) for ref in self._refs.names() if ref.startswith("refs/pr/")]
-        return max(taken, default=0) + 1
+        """Return a number that no pull request has had, so that a deleted one is not taken for another."""
+        return max([int(name.split(".")[1]) for name in self._configuration.names("pr.")], default=0) + 1

@@ -24,6 +24,10 @@ class GitConfiguration:
         config = self._git.config
         return str(config[key]) if key in config else None
 
+    def names(self, start: str) -> list[str]:
+        """Return the keys that begin with `start`."""
+        return [entry.name for entry in self._git.config if entry.name.startswith(start)]
+
     def set(self, key: str, value: str) -> None:
         """Set a value, durably. The caller holds the repository's lock.
 

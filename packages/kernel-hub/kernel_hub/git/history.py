@@ -29,8 +29,8 @@ class GitHistory:
         """Return when a revision was committed, in seconds since 1970."""
         return peeled(self._git, commit, pygit2.Commit).commit_time
 
-    def changed_files(self, commit: str, since: str | None = None) -> list[tuple[str, str]]:
-        """List the files that a commit changed, each with git's status letter: A, M or D.
+    def changed_files(self, commit: str, since: str | None = None, *, count: int) -> tuple[list[tuple[str, str]], int]:
+        """List `count` of the files that a commit changed, each with git's status letter (A, M or D), and count all.
 
         Args:
             commit: The commit.
@@ -42,4 +42,5 @@ class GitHistory:
             start = self._git.merge_base(since, commit)
         before = None if start is None else peeled(self._git, start, pygit2.Tree)
         diff = changed.tree.diff_to_tree(swap=True) if before is None else before.diff_to_tree(changed.tree)
-        return [(delta.status_char(), delta.new_file.path or delta.old_file.path) for delta in diff.deltas]
+        listed = islice(diff.deltas, count)
+        return [(delta.status_char(), delta.new_file.path or delta.old_file.path) for delta in listed], len(diff)

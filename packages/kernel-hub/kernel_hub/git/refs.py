@@ -72,20 +72,16 @@ class GitRefs:
             yield
 
     def resolve(self, revision: str) -> str:
-        """Return the commit of a branch, tag, full ref name or commit id.
+        """Return the commit of a branch, tag, full ref name or whole commit id: the start of an id could be a tag.
 
         Raises:
             Refusal: If the repository has no such revision.
         """
         if len(revision) > len("refs/heads/") + names.MAX_REF:
             raise no_revision(self._repo_id, f"{revision[:40]}…")
-        if re.fullmatch(r"[0-9a-f]{7,40}", revision):
-            try:
-                item = retry_reading(lambda: self._git.get(revision))
-            except ValueError:  # an ambiguous prefix
-                item = None
-            if isinstance(item, pygit2.Commit):
-                return str(item.id)
+        is_id = names.COMMIT.fullmatch(revision)  # which no branch and no tag is named
+        if is_id and isinstance(retry_reading(lambda: self._git.get(revision)), pygit2.Commit):
+            return revision
         if re.fullmatch(r"refs/(heads|tags|pr)/.+", revision):
             candidates = [revision]
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pygit2
 from pygit2.enums import FileMode
@@ -19,6 +20,7 @@ class _Folder:
         self._git = git
         self.files: dict[str, tuple[pygit2.Oid, FileMode]] = {}
         self.folders: dict[str, _Folder] = {}
+        self.added: set[str] = set()
         if oid is not None:
             for item in peeled(git, oid, pygit2.Tree):
                 assert item.name is not None
@@ -48,6 +50,7 @@ class _Folder:
             child = folder.child(name)
             if child is None:
                 child = folder.folders[name] = _Folder(self._git, None)
+                folder.added.add(name)
             folder = child
         return folder
 
@@ -67,6 +70,11 @@ class _Folder:
                     f"{path + name!r} would be both a file and a folder; delete one of them in this commit"
                 )
             entries.append((name, folder.write(f"{path}{name}/"), FileMode.TREE))
+
+        folded = sorted((name.casefold(), name) for name, _, _ in entries)
+        for (one, first), (other, second) in pairwise(folded):
+            if one == other and {first, second} & self.added:
+                raise bad_request(f"{path + first!r} and {second!r} would be one file where case does not count")
 
         def write() -> pygit2.Oid:
             builder = self._git.TreeBuilder()
@@ -105,7 +113,9 @@ def changed_tree(git: pygit2.Repository, base: str, changes: Sequence[FileChange
         if change.blob is not None:
             blob = pygit2.Oid(hex=change.blob)
             _check_path(path, blob)
-            root.ensure(parents).files[name] = (blob, FileMode.BLOB)
+            parent = root.ensure(parents)
+            parent.files[name] = (blob, FileMode.BLOB)
+            parent.added.add(name)
             continue
         folder = root.below(parents)
         gone = None

@@ -1,17 +1,22 @@
-"""Space for uploads: the quota, and the free space of the disk. It is claimed before anything is written."""
+"""Space for uploads: the quota, and the free space of the disk. It is claimed as bytes arrive, before they are written.
+
+Announced sizes are compared with the free space only: a slow upload keeps no space from others.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
 from kernel_hub.refusals import over_quota
 from kernel_hub.repositories.index import RepositoryIndex
+
+Claim = Callable[[int], None]
 
 
 class Allowances:
@@ -33,49 +38,33 @@ class Allowances:
         self._lock = Lock()
 
     @contextmanager
-    def claim(self, size: int = 0) -> Iterator[Claim]:
-        """Claim bytes for an upload; they are given back when the context ends.
+    def claim(self) -> Iterator[Claim]:
+        """Return a function that claims bytes of an upload as `check` does, until the context ends."""
+        size = 0
+
+        def grow(more: int) -> None:
+            nonlocal size
+            with self._lock:
+                self.check(more)
+                self._claimed += more
+            size += more
+
+        try:
+            yield grow
+        finally:
+            with self._lock:
+                self._claimed -= size
+
+    def check(self, size: int) -> None:
+        """Check that so many bytes can be stored now.
 
         Raises:
             Refusal: If the quota would be exceeded.
             OSError: If the disk has too little space (ENOSPC).
         """
-        claim = Claim(self)
-        try:
-            claim.grow(size)
-            yield claim
-        finally:
-            self.add(-claim.size)
-
-    def check(self, size: int) -> None:
-        """Check that so many bytes could be claimed now, as `claim` does."""
-        with self.claim(size):
-            pass
-
-    def add(self, size: int) -> None:
-        """Add to the claimed bytes, or subtract if `size` is negative."""
-        with self._lock:
-            if size > 0:
-                self._check_space(self._claimed + size)
-            self._claimed += size
-
-    def _check_space(self, size: int) -> None:
-        disk = shutil.disk_usage(self._staging)
-        # Claimed bytes may have been written in part, and count twice then: this errs on the safe side.
+        disk = shutil.disk_usage(self._staging)  # without the claimed bytes, which are written
         if size > disk.free - min(self._reserve, disk.total // 20):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._staging))
+        size += self._claimed
         if self._quota is not None and (stored := self._index.stored_bytes()) + size > self._quota:
             raise over_quota(f"this Hub has {stored} of at most {self._quota} bytes, and this would add {size}")
-
-
-class Claim:
-    """The bytes that one upload has claimed."""
-
-    def __init__(self, allowances: Allowances) -> None:
-        self._allowances = allowances
-        self.size = 0
-
-    def grow(self, size: int) -> None:
-        """Claim more bytes."""
-        self._allowances.add(size)
-        self.size += size

@@ -138,6 +138,17 @@ class RepositoryIndex:
         row = self._database.execute(f"SELECT {_COLUMNS} FROM repositories WHERE repo_id = ?", (repo_id,)).fetchone()
         return IndexedRepository(*row) if row else None
 
+    def is_public(self, repo_id: str) -> bool:
+        """Return whether a repository is listed, and not private."""
+        statement = "SELECT 1 FROM repositories WHERE repo_id = ? AND NOT private"
+        return self._database.execute(statement, (repo_id,)).fetchone() is not None
+
+    def twin(self, repo_id: str) -> str | None:
+        """Return the id of a repository that differs from this one in case only."""
+        statement = "SELECT repo_id FROM repositories WHERE lower(repo_id) = lower(?) AND repo_id != ?"
+        row = self._database.execute(statement, (repo_id, repo_id)).fetchone()
+        return str(row[0]) if row else None
+
     def page(
         self, visible: Sequence[str] | None, *, search: str = "", organization: str = "", after: str = "", count: int
     ) -> list[IndexedRepository]:

@@ -64,6 +64,8 @@ class RepositoryStore:
     def create(self, repo_id: str, *, private: bool, author: str) -> None:
         """Create a repository, whole or not at all."""
         path = self._path(repo_id)
+        if twin := self._index.twin(repo_id):
+            raise conflict(f"{repo_id} would differ from {twin} in case only")
         path.parent.mkdir(exist_ok=True)
         sync_directory(self.root)
         staging = path.parent / f".new-{uuid.uuid4().hex}"

@@ -161,7 +161,7 @@ async def commit(
     with hub.allowances.claim() as claim, ExitStack() as staged:
         upload = _Upload(hub, repository, claim, staged)
         lines = commit_lines(
-            request, upload.new_file, claim.grow, largest=limits.inline_file_bytes, total=limits.commit_bytes
+            request, upload.new_file, claim, largest=limits.inline_file_bytes, total=limits.commit_bytes
         )
         async for line, file in lines:
             key, value = _operation(line)
@@ -252,7 +252,8 @@ class _Upload:
         if key in {"deletedFile", "deletedFolder", "deletedEntry"}:
             self.changes.append(FileChange(names.path(path.rstrip("/")), is_folder=key == "deletedFolder"))
             return
-        names.path(path)
+        if names.path(path).endswith((".pyc", ".pyo")) or "__pycache__" in path.split("/"):
+            raise bad_request(f"{path} is bytecode, which Python runs in place of a source: delete it")
         if key == "lfsFile":
             large = self._stored(path, value.get("oid"), value.get("size"))
             self._add_pointer(path, large)
@@ -270,7 +271,7 @@ class _Upload:
                 data = base64.b64decode(content, validate=True) if is_base64 else content.encode()
             except (binascii.Error, ValueError):
                 raise bad_request(f"{path}: the content does not have the stated encoding") from None
-            self._claim.grow(len(data))
+            self._claim(len(data))
             size, start = len(data), data[:512]
         else:
             file.seal()

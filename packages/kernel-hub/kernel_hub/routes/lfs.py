@@ -95,13 +95,19 @@ async def receive_large_file(
     caller = hub.check_signature("upload", repo_id, sha256, signed.size, signed.expires, signed.by, signed.signature)
     request.state.caller = caller.name
     repository = await to_thread.run_sync(hub.to_propose, repo_id, caller)
-    with hub.allowances.claim(signed.size), hub.large_files.receive() as incoming:
+    hub.allowances.check(signed.size)
+    with hub.allowances.claim() as claim, hub.large_files.receive() as incoming:
+
+        def write(block: bytes) -> None:
+            claim(len(block))
+            incoming.write(block)
+
         async for block in blocks(request):
             if incoming.size + len(block) > signed.size:
                 raise bad_request(
                     f"received more than the announced {signed.size} bytes for {sha256}; nothing was stored"
                 )
-            await to_thread.run_sync(incoming.write, block)
+            await to_thread.run_sync(write, block)
         await to_thread.run_sync(incoming.seal)
         incoming.check(sha256, signed.size)
         await to_thread.run_sync(hub.keep, repository, [incoming])

@@ -126,14 +126,14 @@ def commit_page(request: Request, repo_id: RepoId, commit: str, hub: TheHub, cal
     """Show one commit: its author, its message and the changed files."""
     repository = hub.to_read(repo_id, caller)
     commit = repository.refs.resolve(commit)
-    changes = repository.history.changed_files(commit)
+    changes, total = repository.history.changed_files(commit, count=SHOWN_CHANGES)
     return _page(
         request,
         "changes.html",
         repo_id=repo_id,
         commit=repository.history.commits(commit, count=1)[0],
-        changes=changes[:SHOWN_CHANGES],
-        more=len(changes) - SHOWN_CHANGES,
+        changes=changes,
+        more=total - SHOWN_CHANGES,
     )
 
 
@@ -145,15 +145,15 @@ def pull_request_page(
     repository = hub.to_read(repo_id, caller)
     pull_request = repository.commits.pull_request(number)
     base = None if pull_request.merged else repository.refs.resolve(pull_request.base)
-    changes = repository.history.changed_files(pull_request.head, base)
+    changes, total = repository.history.changed_files(pull_request.head, base, count=SHOWN_CHANGES)
     return _page(
         request,
         "changes.html",
         repo_id=repo_id,
         pull_request=pull_request,
         commit=repository.history.commits(pull_request.head, count=1)[0],
-        changes=changes[:SHOWN_CHANGES],
-        more=len(changes) - SHOWN_CHANGES,
+        changes=changes,
+        more=total - SHOWN_CHANGES,
         endpoint=base_url(request),
     )
 

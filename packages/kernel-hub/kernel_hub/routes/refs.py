@@ -92,6 +92,6 @@ def delete_pull_request(repo_id: RepoId, number: Number, hub: TheHub, caller: Th
 
 
 @router.post("/api/kernels/{organization}/{name}/discussions/{number}/merge")
-def merge(repo_id: RepoId, number: Number, hub: TheHub, caller: TheCaller) -> dict[str, Any]:
-    """Merge a pull request into its branch."""
-    return {"success": True, "commitOid": hub.to_write(repo_id, caller).commits.merge(number, caller.name)}
+def merge(repo_id: RepoId, number: Number, commit: str, hub: TheHub, caller: TheCaller) -> dict[str, Any]:
+    """Merge a pull request into its branch, if it is still at the commit that was reviewed."""
+    return {"success": True, "commitOid": hub.to_write(repo_id, caller).commits.merge(number, commit, caller.name)}

@@ -7,9 +7,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_builder.api import build_for_device, require_built
+from kernel_builder.api import build_for_device, in_work_tree, require_built
 from kernel_format.errors import ConfigError
-from kernel_judge.judge.candidate_files import candidate_digest, ignored
+from kernel_judge.judge.candidate_files import candidate_digest, copy_candidate, files_of, ignored
 
 MODEL = "ModelNew"
 # Names in programs that call a kernel of their own.
@@ -45,16 +45,20 @@ class Candidate:
         copy = directory / self.path.resolve().name
         if is_built:
             require_built(self.path, device)
-        shutil.copytree(self.path, copy, ignore=ignored)
+        copy_candidate(self.path.resolve(), copy)
+        for link in self.path.rglob("*"):
+            name = link.relative_to(self.path)
+            if link.is_symlink() and in_work_tree(self.path.resolve(), link) and not ignored("", name.parts):
+                copy_candidate(link.resolve(), copy / name)
         if is_built:
-            shutil.copytree(self.path / "build", copy / "build")
+            shutil.copytree(self.path / "build", copy / "build", symlinks=True)
         else:
             build_for_device(copy, device, capabilities=() if device == "cpu" else (_capability(),))
         return copy / self.file.name
 
     def suspicions(self, dtype: str) -> list[str]:
         """Return suspicious facts about its source, in sentences."""
-        files = [self.file, *self.path.rglob("*.py")] if self.is_project else [self.file]
+        files = [path for path in files_of(self.path) if path.suffix == ".py"] if self.is_project else [self.file]
         text = "\n".join(dict.fromkeys(path.read_text(encoding="utf-8", errors="replace") for path in files))
         sentences = []
         if not self.is_project and not any(name in text for name in _KERNELS):
@@ -73,7 +77,7 @@ def read_candidate(path: Path) -> Candidate:
                 where=str(path),
                 hint="name the Python file, or create a project with `kernel-builder init`",
             )
-        files = [file for file in sorted(path.glob("*.py")) if _defines_model(file)]
+        files = [file for file in sorted(path.glob("*.py")) if file.is_file() and _defines_model(file)]
         if len(files) != 1:
             raise ConfigError(
                 f"has {len(files)} Python files beside build.toml that define {MODEL}; expected one",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 
 _MOST_WALKS = 100
+_ENTRY_BYTES = 64 << 10
 
 
 def descendants(process: int) -> set[int]:
@@ -72,10 +74,28 @@ def _total(processes: Iterable[psutil.Process], method: str, field: str) -> int:
 
 
 def disk_bytes(directory: Path) -> int:
-    """Return the space on the disk of all files below a directory."""
+    """Return the space on the disk of everything below a directory. An entry counts as its inode's share at least."""
     total = 0
-    for parent, _, names in os.walk(directory):
-        for name in names:
+    for parent, folders, names in os.walk(directory):
+        for name in (*folders, *names):
             with suppress(OSError):  # removed in the meantime
-                total += os.lstat(os.path.join(parent, name)).st_blocks * 512  # noqa: PTH118
+                total += max(os.lstat(os.path.join(parent, name)).st_blocks * 512, _ENTRY_BYTES)  # noqa: PTH118
     return total
+
+
+def nameless_bytes(processes: Iterable[int], apart: Iterable[int] = ()) -> int:
+    """Return the bytes of the open files of processes that have no name: deleted ones, and memory of `memfd_create`.
+
+    Args:
+        apart: Descriptors of this process; their files do not count.
+    """
+    own = {os.fstat(descriptor).st_ino for descriptor in apart}
+    sizes = {}
+    for process in processes:
+        with suppress(OSError):
+            for opened in os.scandir(f"/proc/{process}/fd"):
+                with suppress(OSError):
+                    status = opened.stat()
+                    if stat.S_ISREG(status.st_mode) and status.st_nlink == 0 and status.st_ino not in own:
+                        sizes[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return sum(sizes.values())

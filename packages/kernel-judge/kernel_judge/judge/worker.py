@@ -12,42 +12,11 @@ import os
 import pickle
 import resource
 import socket
-import struct
 import sys
 from pathlib import Path
 
 from kernel_sandbox.confine import confine
 from kernel_sandbox.system_calls import seccomp_filter
-
-_HEAD = struct.Struct("!Q")
-
-
-def send(connection: socket.socket, message: bytes) -> None:
-    """Send one message with its length before it."""
-    connection.sendall(_HEAD.pack(len(message)) + message)
-
-
-def receive(connection: socket.socket, most: int | None = None) -> bytes:
-    """Return the next message.
-
-    Raises:
-        EOFError: If the other side has closed the connection.
-        ValueError: If the message is longer than `most`.
-    """
-    (length,) = _HEAD.unpack(_exactly(connection, _HEAD.size))
-    if most is not None and length > most:
-        raise ValueError(f"a message of {length} bytes; expected at most {most}")
-    return _exactly(connection, length)
-
-
-def _exactly(connection: socket.socket, length: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < length:
-        part = connection.recv(min(length - len(parts), 1 << 20))
-        if not part:
-            raise EOFError
-        parts += part
-    return bytes(parts)
 
 
 def main() -> None:
@@ -59,20 +28,20 @@ def main() -> None:
     if device == "cpu":  # CUDA's driver maps more than it uses
         resource.setrlimit(resource.RLIMIT_DATA, (settings["memory"], settings["memory"]))
     os.chdir(scratch)
-    with socket.socket(fileno=settings["connection"]) as connection:
+    with socket.socket(fileno=settings["connection"]) as connection, connection.makefile("rb") as commands:
         cores = os.sched_getaffinity(0)  # OpenMP, which Torch loads, binds this thread to one of them
         # Torch starts threads, and a process with threads cannot confine itself.
         from kernel_judge.judge.model_runner import ModelRunner, answer
 
         runner = ModelRunner(settings, cores)
-        send(connection, b'{"value": "ready"}')
+        connection.sendall(b'{"value": "ready"}\n')
         while True:
             try:
-                token, command, arguments = pickle.loads(receive(connection))
+                token, command, arguments = pickle.load(commands)
             except EOFError:
                 break
             reply = {"token": token, **answer(runner, command, arguments)}
-            send(connection, json.dumps(reply).encode())
+            connection.sendall(f"{json.dumps(reply)}\n".encode())
     os._exit(0)  # threads of the candidate, and its exit handlers, end here
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import secrets
-import select
 import signal
 import socket
 import subprocess
@@ -30,20 +29,21 @@ from kernel_judge.judge.process_tree import (
     descendants,
     disk_bytes,
     memory_bytes,
+    nameless_bytes,
     signal_each,
     suspend_descendants,
 )
-from kernel_judge.judge.worker import receive, send
 from kernel_sandbox import sandbox
+from kernel_sandbox.answers import read_answer
 from kernel_sandbox.confine import LARGEST_FILE
 
 _LONGEST_ANSWER = 1 << 20
+_SEND_SECONDS = 60
 _LONGEST_OUTPUT = 1500
 # Limits of the processes of one worker: half of the memory, and as much disk as a file of theirs may have.
 MOST_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 MOST_PROCESSES = 1000
 MOST_DISK = LARGEST_FILE
-_USE_POLL = 0.25
 # glibc returns freed memory to the system when there is much, and getting a page again takes longer than a small kernel
 # needs to fill it. Linux often puts two of a worker's threads on one core when they wake up; OpenMP binds each to its
 # own. Runs of 337 softmaxes of 48x256 took 5 to 56 ms before, and 4.8 to 5.4 ms with both (4 cores, in a VM).
@@ -136,9 +136,7 @@ class WorkerProcess:
         """Send a command without waiting for its answer."""
         message = self._message(command, arguments)
         self._output_start = os.fstat(self._output.fileno()).st_size
-        self.go_on()
-        with suppress(OSError):  # it has died, which `wait` reports
-            send(self._connection, message)
+        self._send(message)
 
     def wait(self, seconds: float) -> Any:
         """Return the value of the answer to the last command.
@@ -146,20 +144,14 @@ class WorkerProcess:
         Raises:
             WorkerFailure: If the command failed, or there is no answer in time, or it is none of this protocol.
         """
-        end = time.monotonic() + seconds
         try:
-            while not select.select([self._connection], [], [], min(seconds, _USE_POLL))[0]:
-                self._check_use()
-                if time.monotonic() > end:
-                    raise TimeoutError
-            self._connection.settimeout(seconds)
-            answer = json.loads(receive(self._connection, _LONGEST_ANSWER))
+            answer = read_answer(self._connection, seconds, _LONGEST_ANSWER, self._check_use)
         except TimeoutError:
             self._kill()
             raise WorkerFailure("timeout", f"it did not finish a call within {seconds:.0f} seconds") from None
         except (EOFError, ConnectionError):
             raise WorkerFailure("died", self._death()) from None
-        except (ValueError, RecursionError):
+        except ValueError:
             raise WorkerFailure("forged-answer", "it writes into the judge's connection") from None
         known = isinstance(answer, dict) and ("value" in answer or isinstance(answer.get("failed"), str))
         if not known or answer.get("token") != self._tokens.popleft():
@@ -178,15 +170,23 @@ class WorkerProcess:
         """
         processes = {self.process.pid, *descendants(self.process.pid)}
         memory = memory_bytes(processes, MOST_MEMORY) if len(processes) <= MOST_PROCESSES else 0
+        arenas = [*self.inputs.descriptors, *self.outputs.descriptors]
+        files = disk_bytes(self.scratch) + nameless_bytes(processes, arenas)
         for name, used, most, unit in (
             ("processes", len(processes), MOST_PROCESSES, 1),
             ("GB of memory", memory, MOST_MEMORY, 1e9),
-            ("GB of disk", disk_bytes(self.scratch), MOST_DISK, 1e9),
+            ("GB of files", files, MOST_DISK, 1e9),
         ):
             if used > most:
                 self._kill()
                 words = f"it uses {used / unit:.3g} {name}; at most {most / unit:.3g} are allowed"
                 raise WorkerFailure("limit-exceeded", words)
+
+    def _send(self, message: bytes) -> None:
+        self.go_on()
+        self._connection.settimeout(_SEND_SECONDS)
+        with suppress(OSError):  # it has died, or does not read, which `wait` reports
+            self._connection.sendall(message)
 
     def _message(self, command: str, arguments: Sequence[Any]) -> bytes:
         token = secrets.token_hex(8)
@@ -202,9 +202,7 @@ class WorkerProcess:
         """Return the seconds that a command took by this process's clock, and the value of its answer."""
         message = self._message(command, arguments)
         started = time.perf_counter()
-        self.go_on()
-        with suppress(OSError):
-            send(self._connection, message)
+        self._send(message)
         value = self.wait(seconds)
         return time.perf_counter() - started, value
 

@@ -28,7 +28,7 @@ def main(run: Path, workspace: Path) -> int:
     with tempfile.TemporaryDirectory() as scratch, open_judge(settings, task_path(run), lambda: False) as judge:
         copy = Path(scratch) / candidate.name
         copy_candidate(candidate, copy)
-        judged = judge(candidate)
+        judged = judge(copy)
     if judged.verdict is None:
         print(judged.error)
         return 2

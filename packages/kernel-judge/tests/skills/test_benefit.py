@@ -12,6 +12,7 @@ import agents
 import pytest
 import quick_judge
 from click.testing import CliRunner
+from searches import TASK
 
 from kernel_builder.cli import main
 from kernel_format.errors import ConfigError
@@ -25,24 +26,6 @@ from kernel_judge.skills.distillation import Distilled, DistilRequest, distil
 from tests.support.places import ROOT
 
 STUDENTS = Path(__file__).with_name("students.py")
-TASK = """
-import torch
-
-width = 64
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.nn.functional.silu(x)
-
-
-def get_inputs():
-    return [torch.randn(4, width)]
-
-
-def get_init_inputs():
-    return []
-"""
 
 
 @pytest.fixture
@@ -81,24 +64,29 @@ def measured(tasks: Path, tmp_path: Path) -> Callable[[str], Benefit]:
 
 
 @pytest.mark.parametrize(
-    ("agent", "conclusion", "words"),
+    ("agent", "tries", "conclusion", "words", "shares"),
     [
-        ("helped", "helps", "The skill helps."),
-        ("same", "no measurable help", "No measurable help"),
-        ("harmed", "harms", "The skill harms."),
+        ("helped", 5, "helps", "The skill helps.", (0.5, 1.0)),
+        ("same", 2, "no measurable help", "No measurable help", (0.5, 0.5)),
+        ("harmed", 3, "harms", "The skill harms.", (1.0, 0.0)),
     ],
 )
 def test_agents_with_and_without_the_skill(
-    measured: Callable[[str], Benefit], agent: str, conclusion: str, words: str, tmp_path: Path
+    measured: Callable[..., Benefit],
+    agent: str,
+    tries: int,
+    conclusion: str,
+    words: str,
+    shares: tuple[float, float],
+    tmp_path: Path,
 ) -> None:
-    benefit = measured(agent)
+    benefit = measured(agent, tries)
     assert benefit.conclusion == conclusion
     assert benefit_lines(benefit)[0].startswith(words)
-    assert [sum(made.has_skill == has for made in benefit.tries) for has in (False, True)] == [10, 10]
-    expected = {"helped": (0.5, 1.0), "same": (0.5, 0.5), "harmed": (1.0, 0.0)}[agent]
-    assert benefit.measures["pass@1"][:2] == pytest.approx(expected, abs=0.11)
+    assert [sum(made.has_skill == has for made in benefit.tries) for has in (False, True)] == [2 * tries] * 2
+    assert benefit.measures["pass@1"][:2] == pytest.approx(shares, abs=0.11)
     calls = (tmp_path / "calls").read_text()
-    assert measured(agent) == benefit, "the evaluation goes on where it was"
+    assert measured(agent, tries) == benefit, "the evaluation goes on where it was"
     assert (tmp_path / "calls").read_text() == calls
 
 
@@ -125,12 +113,12 @@ def test_the_command_asks_the_judge(tasks: Path, tmp_path: Path) -> None:
         str(tasks / "silu.py"),
         "--agent",
         agent,
+        "--run",
+        str(tmp_path / "run"),
         "-k",
         "1",
         "-j",
         "2",
-        "--run",
-        str(tmp_path / "run"),
     ]
     done = CliRunner().invoke(main, ["skills", "eval", "cuda-kernels", *options])
     assert done.exit_code == 1 and "No measurable help" in done.stdout, done.output
@@ -164,23 +152,16 @@ def distilled(tasks: Path, tmp_path: Path) -> Callable[..., Distilled]:
     source = tmp_path / "same"
     measure_benefit(find_skill("cuda-kernels"), [tasks / "silu.py"], 2, request(source, "same"), print)
 
-    def run(writer: str, student: str) -> Distilled:
+    def run(writer: str, student: str, tries: int = 5) -> Distilled:
         writer = f"{sys.executable} {STUDENTS} {writer}"
-        given = DistilRequest(
-            source / "silu",
-            tmp_path / "be-right",
-            writer,
-            tuple(find_tasks(tasks)),
-            5,
-            request(tmp_path / student, student),
-        )
-        return distil(given, print)
+        evaluation = tuple(find_tasks(tasks)), tries, request(tmp_path / student, student)
+        return distil(DistilRequest(source / "silu", tmp_path / "be-right", writer, *evaluation), print)
 
     return run
 
 
 def test_a_distilled_skill_is_kept_only_if_it_helps(distilled: Callable[..., Distilled], tmp_path: Path) -> None:
-    result = distilled("writer", "same")
+    result = distilled("writer", "same", 2)
     assert result.kept is None and result.benefit.conclusion == "no measurable help"
     assert not (tmp_path / "be-right").exists()
     result = distilled("writer", "helped")
@@ -191,20 +172,15 @@ def test_a_distilled_skill_is_kept_only_if_it_helps(distilled: Callable[..., Dis
         distilled("writer", "helped")
 
 
-@pytest.mark.parametrize(
-    ("writer", "message", "hint"),
-    [
-        ("lazy-writer", r"wrote no skill/be-right/SKILL\.md; its exit status is 1", "agent.log"),
-        ("broken-writer", "has no front matter", "agent.log"),
-    ],
-)
-def test_an_agent_that_writes_no_skill(
-    distilled: Callable[..., Distilled], writer: str, message: str, hint: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=message) as refused:
-        distilled(writer, "helped")
-    assert hint in str(refused.value.hint)
-    assert not (tmp_path / "be-right").exists()
+def test_an_agent_that_writes_no_skill(distilled: Callable[..., Distilled], tmp_path: Path) -> None:
+    for writer, message in (
+        ("lazy-writer", r"wrote no skill/be-right/SKILL\.md; its exit status is 1"),
+        ("broken-writer", "has no front matter"),
+    ):
+        with pytest.raises(ConfigError, match=message) as refused:
+            distilled(writer, "helped")
+        assert "agent.log" in str(refused.value.hint)
+        assert not (tmp_path / "be-right").exists()
 
 
 def test_few_tries_show_nothing() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.support.places import ROOT
@@ -121,6 +122,8 @@ class Rehearsal:
         files = {"GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(self.checkout.parent / "summary")}
         environment = {**self.environment, "RUNNER_TEMP": self.context["runner.temp"], **own, **files}
         environment["PATH"] = f"{BIN}{os.pathsep}{environment['PATH']}"
+        if "$(curl " in step["run"] and shutil.which("curl") is None:
+            pytest.skip("curl is not installed: apt-get install curl")
         run("bash", "-e", "-c", step["run"], cwd=self.checkout, env=environment)
         return dict(line.split("=", 1) for line in output.read_text().splitlines())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,8 @@ def make_key(directory: Path, name: str, *command: str, passphrase: str = "") ->
         public = ["openssl", "pkey", "-in", str(key), "-pubout", "-out", f"{key}.pub"]
         subprocess.run([*public, "-passin", f"pass:{passphrase}"], check=True, capture_output=True)
     else:
+        if shutil.which("ssh-keygen") is None:
+            pytest.skip("ssh-keygen is not installed: apt-get install openssh-client")
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     return key
 
@@ -124,6 +127,9 @@ def signed_by(project: Path, key: Path, given: str | None = None) -> str:
 def test_a_users_key_signs_without_a_network(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:
     """Verified by its public key alone; the client loads the package, and says that it cannot check the signature."""
     key, other = make_key(tmp_path, "signing"), make_key(tmp_path, "other", *OPENSSL)
+    for package in (doubling / "build").iterdir():  # the project names no repository
+        text = (package / "metadata.json").read_text()
+        (package / "metadata.json").write_text(text.replace('"repo-id": null', f'"repo-id": "{REPO}"'))
     assert signed_by(doubling, other).count("signed ") == 2
     assert signed_by(doubling, key).count("signed ") == 2  # the key that was asked for replaces the other one
     assert signed_by(doubling, key).count("unchanged ") == 2
@@ -134,6 +140,15 @@ def test_a_users_key_signs_without_a_network(hub: RunningHub, doubling: Path, tm
 
     assert verdicts(f"{key}.pub") == verdicts(f"{other}.pub", f"{key}.pub") == {"valid"}
     assert verdicts(f"{other}.pub") == {"not by one of the trusted keys, or of another metadata.json"}
+    api = hub.api()
+    for copied, branch, variant in (("other/copy", "v1", CPU), (REPO, "v2", CPU), ("other/renamed", "v1", CUDA)):
+        api.create_repo(copied, repo_type="kernel", exist_ok=True)
+        api.create_branch(copied, branch=branch, repo_type="kernel")
+        place = {"repo_id": copied, "revision": branch, "repo_type": "kernel"}
+        api.upload_folder(folder_path=doubling / "build" / CPU, path_in_repo=f"build/{variant}", **place)
+        found = verify(f"{copied}@{branch}", endpoint=hub.url, signers=[f"{key}.pub"]).variants
+        assert {v.signature for v in found if v.variant == variant} == {f"valid for another place: {REPO} v1 {CPU}"}
+    api.delete_branch(REPO, branch="v2", repo_type="kernel")
     assert verdicts() == {"by a key, but no key is trusted; name the signer's public key"}
     assert not verify(REPO, endpoint=hub.url).ok
     environment = {**hub.environment, "HTTPS_PROXY": "http://127.0.0.1:9"}  # no Sigstore

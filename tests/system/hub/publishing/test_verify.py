@@ -111,8 +111,9 @@ def test_a_cross_compiled_kernel_is_built_again_in_the_same_way(hub: RunningHub,
         described["provenance"]["cross-compiler"] = other
         path.write_text(json.dumps(described))
     put(hub, scale, "org/scale")
-    verdicts = check(hub, "org/scale", source=scale).variants
-    assert [verdict.rebuilt for verdict in verdicts] == [
+    result = check(hub, "org/scale", source=scale)
+    assert result.ok and not result.is_verified and not result.as_dict()["ok"], "a claim replaces no rebuild"
+    assert [verdict.rebuilt for verdict in result.variants] == [
         "not built: it was compiled on aarch64-linux; verify it on that platform",
         "not built: it was cross-compiled, and this machine is x86_64-linux; verify it on another platform",
     ]

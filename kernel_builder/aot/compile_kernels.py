@@ -1,0 +1,152 @@
+"""Compiles Triton kernels to cubins, in a sandbox and without a GPU. It uses the standard library and Triton only.
+
+    python -I -S compile_kernels.py REQUEST TRITON
+
+REQUEST is a JSON file: `package` and `module`, the author's package and its module with the kernels; `jobs`, and
+`processes`. Each job has a result, `out/N.json`, and a cubin `out/N.cubin`. Modules that the author's module imports
+and that are not here, Torch above all, are placeholders.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+
+class _Placeholder(types.ModuleType):
+    """A module that is not here, and everything in it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Placeholder(f"{self.__name__}.{name}")
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        # As a decorator it leaves the function as it is.
+        return arguments[0] if len(arguments) == 1 and callable(arguments[0]) and not options else self
+
+    def __mro_entries__(self, bases: Any) -> tuple[type, ...]:
+        return (object,)
+
+    def __or__(self, other: Any) -> Any:
+        return self
+
+    __ror__ = __or__
+    __getitem__ = __or__
+
+
+class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds every module that no other finder has, apart from those of the author's package."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name.partition(".")[0] in (self.package, "triton"):
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: Any) -> Any:
+        return _Placeholder(spec.name)
+
+    def exec_module(self, module: Any) -> None:
+        pass
+
+
+def _import(directory: Path, package: str, module: str) -> Any:
+    """Import a module of a package without running the package's `__init__.py`, which needs the compiled ops."""
+    parent = types.ModuleType(package)
+    parent.__path__ = [str(directory / package)]
+    sys.modules[package] = parent
+    sys.meta_path.append(_Absent(package))
+    return importlib.import_module(module)
+
+
+def _compile(module: Any, job: dict[str, Any], out: Path) -> dict[str, Any]:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    function = getattr(module, job["kernel"])
+    while not isinstance(function, triton.runtime.JITFunction):
+        function = function.fn  # of triton.autotune and triton.heuristics
+    names = list(function.arg_names)
+    signature = {name: job["signature"].get(name, "constexpr") for name in names}
+    defaults = {p.name: p.default for p in function.params if p.has_default}
+    constants = {**defaults, **job["constants"]}
+    for name, value in constants.items():
+        if isinstance(value, str) and value.startswith("tl."):
+            constants[name] = getattr(triton.language, value[3:])  # a dtype
+    source = ASTSource(
+        function,
+        signature,
+        constexprs={(names.index(name),): value for name, value in constants.items() if signature[name] == "constexpr"},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in job["divisible"]},
+    )
+    target = GPUTarget("cuda", job["capability"], 32)
+    kernel = triton.compile(source, target=target, options=job["options"])
+    if "vprintf" in kernel.asm["ptx"]:
+        raise ValueError("tl.device_print is not supported: remove it")
+    out.with_suffix(".cubin").write_bytes(kernel.asm["cubin"])
+    out.with_suffix(".ptx").write_text(kernel.asm["ptx"])
+    metadata = kernel.metadata
+    return {
+        "name": metadata.name,
+        "shared": metadata.shared,
+        "threads": 32 * metadata.num_warps,
+        "scratch": getattr(metadata, "global_scratch_size", 0) or 0,
+        "alignment": getattr(metadata, "global_scratch_align", 1) or 1,
+    }
+
+
+def _run(module: Any, jobs: list[dict[str, Any]], out: Path) -> None:
+    for job in jobs:
+        file = out / str(job["number"])
+        try:
+            result = _compile(module, job, file)
+        except BaseException as error:
+            cause: Any = error
+            while cause.__cause__ is not None:  # the innermost error is the one of the author's line
+                cause = cause.__cause__
+            node = getattr(error, "node", None)
+            first = getattr(getattr(module, job["kernel"], None), "starting_line_number", 1)
+            line = first + node.lineno - 1 if node is not None and hasattr(node, "lineno") else None
+            text = str(getattr(cause, "error_message", None) or cause) or type(cause).__name__
+            result = {"error": text, "type": type(cause).__name__, "line": line}
+        file.with_suffix(".json").write_text(json.dumps(result))
+
+
+def main() -> None:
+    request = json.loads(Path(sys.argv[1]).read_text())
+    sys.path.insert(0, sys.argv[2])
+    import triton  # noqa: F401  # before the placeholders, which it must not find
+
+    out = Path("out")
+    try:
+        module = _import(Path("src"), request["package"], request["module"])
+    except BaseException as error:
+        (out / "error.json").write_text(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+        return
+    count = max(1, min(request["processes"], len(request["jobs"])))
+    children = []
+    for number in range(count):
+        child = os.fork()
+        if child == 0:
+            try:
+                _run(module, request["jobs"][number::count], out)
+            finally:
+                os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""The C++ of a generated project: one file for each op, its cubins, and the registration."""
+
+from __future__ import annotations
+
+import ast
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from kernel_builder.aot.compiling import Cubin
+from kernel_builder.aot.declaration import DTYPES, Argument, Config, Op, Parameter
+from kernel_builder.aot.expressions import Expression
+
+_TYPES = {"Tensor": "Tensor", "int": "int64_t", "float": "double", "bool": "bool"}
+_VALUES = {
+    "i8": "int8_t", "i16": "int16_t", "i64": "int64_t", "u1": "uint8_t", "i1": "uint8_t", "u8": "uint8_t",
+    "u16": "uint16_t", "u32": "uint32_t", "u64": "uint64_t", "fp32": "float", "fp64": "double",
+}  # fmt: skip
+_WIDTH = 120
+_MAJOR = 100  # the first capability that only compilers of CUDA 13 are pinned for
+
+
+def binding(project: str, ops: Sequence[Op]) -> str:
+    """Return the registration of the ops."""
+    parts = [
+        "// Registers the ops. kernel-builder made this file of aot.toml.",
+        '#include "aot/launch.h"',
+        '#include "registration.h"',
+        "",
+        f'const char* const aot::kProject = "{project}";',
+        "",
+        "using torch::stable::Tensor;",
+        "",
+        *(f"{_result(op)} {op.name}({_parameters(op)});" for op in ops),
+        "",
+        "STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {",
+        *(f'  ops.def("{op.name}{op.schema}");' for op in ops),
+        "}",
+        "",
+        "STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {",
+        *(f'  ops.impl("{op.name}", TORCH_BOX(&{op.name}));' for op in ops),
+        "}",
+        "",
+        "REGISTER_EXTENSION(TORCH_EXTENSION_NAME)",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def launcher(op: Op, source: str) -> str:
+    """Return the function of an op, which checks, allocates, chooses a compiled kernel and launches it."""
+    lines = [
+        f"// The op {op.name}: {op.kernel} of {source}. kernel-builder made this file of aot.toml.",
+        '#include "aot/launch.h"',
+        "",
+        "using torch::stable::Tensor;",
+        "",
+        f"extern aot::Kernel {op.name}_kernels[];",
+        "",
+        f"{_result(op)} {op.name}({_parameters(op)}) {{",
+        *(wrapped for line in _body(op) for wrapped in _wrapped(f"  {line}".rstrip())),
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def images(op: Op, cubins: Sequence[Sequence[Cubin]]) -> str:
+    """Return the table of an op's compiled kernels, with the machine code."""
+    lines = [
+        f"// The machine code of {op.kernel}, from Triton. kernel-builder made this file of aot.toml.",
+        '#include "aot/images.h"',
+        "",
+        "namespace {",
+        "",
+    ]
+    names: dict[bytes, str] = {}
+    newer = {cubin.image for cubin in chain(*cubins) if cubin.capability >= _MAJOR}
+    for cubin in chain(*cubins):
+        if cubin.image not in names:
+            names[cubin.image] = f"image_{len(names)}"
+            lines += _guarded([_array(names[cubin.image], cubin.image)], cubin.image in newer)
+    lines.append("")
+    for number, row in enumerate(cubins):
+        lines.append(f"const aot::Image images_{number}[] = {{")
+        for cubin in row:
+            is_ptx = str(cubin.is_ptx).lower()
+            values = [cubin.capability, is_ptx, names[cubin.image], cubin.shared, cubin.scratch]
+            lines += _guarded([f"    {{{', '.join(map(str, values))}}},"], cubin.capability >= _MAJOR)
+        lines += ["};"]
+    lines += ["", "}  // namespace", "", f"aot::Kernel {op.name}_kernels[] = {{"]
+    for number, row in enumerate(cubins):
+        count = f"sizeof(images_{number}) / sizeof(aot::Image)"
+        lines.append(f'    {{"{row[0].name}", {row[0].threads}, images_{number}, {count}, {{}}, {{}}}},')
+    lines.append("};")
+    return "\n".join(lines) + "\n"
+
+
+def _wrapped(line: str) -> Iterator[str]:
+    """Yield a line in parts of at most 120 characters, broken after commas and before operators outside of strings."""
+    while len(line) > _WIDTH:
+        breaks = [
+            position
+            for position in range(20, _WIDTH)
+            if line[position] == " "
+            and line[:position].count('"') % 2 == 0
+            and (line[position - 1] in ",;" or line[position + 1 : position + 3] in ("&&", "||"))
+        ]
+        if not breaks:
+            break
+        yield line[: breaks[-1]]
+        line = " " * (len(line) - len(line.lstrip()) + (0 if line.startswith("      ") else 4)) + line[breaks[-1] + 1 :]
+    yield line
+
+
+def _guarded(lines: list[str], newer: bool) -> list[str]:
+    return ["#if CUDART_VERSION >= 13000", *lines, "#endif"] if newer else lines
+
+
+def _array(name: str, content: bytes) -> str:
+    padded = content + b"\0" * (-len(content) % 8)
+    words = [f"0x{word:x}" for (word,) in struct.iter_unpack("<Q", padded)]
+    rows = [", ".join(words[start : start + 6]) for start in range(0, len(words), 6)]
+    return f"alignas(16) const uint64_t {name}[] = {{\n    " + ",\n    ".join(rows) + "};"
+
+
+def _result(op: Op) -> str:
+    if op.results == 0:
+        return "void"
+    return "Tensor" if op.results == 1 else f"std::tuple<{', '.join(['Tensor'] * op.results)}>"
+
+
+def _parameters(op: Op) -> str:
+    return ", ".join(f"{_TYPES[parameter.kind]} {parameter.name}" for parameter in op.parameters)
+
+
+def _body(op: Op) -> Iterator[str]:
+    tensors = [parameter for parameter in op.parameters if parameter.kind == "Tensor"]
+    first = tensors[0].name
+    yield from _checks(op, tensors)
+    yield ""
+    yield f"const aot::Device device({first}.get_device_index());"
+    for output in op.outputs:
+        code = output.dtype.cpp if output.dtype else f"aot::dtype({output.like})"
+        zeros = str(output.zeros).lower()
+        if output.like:
+            yield f'Tensor {output.name} = aot::allocate_like({output.like}, "{output.like}", {code}, {zeros});'
+        else:
+            sizes = ", ".join(size.cpp for size in output.sizes)
+            yield f"Tensor {output.name} = aot::allocate({{{sizes}}}, {code}, {first}, {zeros});"
+    yield from _values(op)
+    yield ""
+    yield from _configs(op)
+    addresses = []
+    for argument in op.arguments:
+        if argument.type != "1":
+            yield from _stored(op, argument)
+            if argument.is_divisible:
+                checked, value = (
+                    (f"{argument.name}_value", "") if argument.is_tensor else (argument.name, argument.name)
+                )
+                text = f"the address of {argument.value.python}" if argument.is_tensor else argument.value.python
+                yield f'aot::require(aot::divisible({checked}), "{text} to be divisible by 16", {{{value}}});'
+            value = f"&{argument.name}_value"
+            narrow = f"wide ? static_cast<void*>({value}) : &{argument.name}_narrow"
+            addresses.append(narrow if argument.type == "int" else value)
+    index = f"dtype * {len(op.configs)} + config" if len(op.dtypes) > 1 else "config"
+    if op.hints[1:]:
+        yield f"int hints = {len(op.hints) - 1};"
+        for number in reversed(range(len(op.hints) - 1)):
+            chosen = [argument for argument in op.arguments if argument.name in op.hints[number]]
+            tests = [f"aot::divisible({a.name}{'_value' if a.is_tensor else ''})" for a in chosen]
+            yield f"if ({' && '.join(tests)}) hints = {number};"
+        index = f"({index}) * {len(op.hints)} + hints"
+    wide = [argument for argument in op.arguments if argument.type == "int"]
+    if wide:
+        yield f"const bool wide = !({' && '.join(f'aot::is_int32({argument.name})' for argument in wide)});"
+        index = f"({index}) * 2 + (wide ? 1 : 0)"
+    yield f"void* arguments[] = {{{', '.join([*addresses, 'nullptr', 'nullptr'])}}};"
+    yield f"aot::launch({op.name}_kernels[{index}], {first}, grid[0], grid[1], grid[2], arguments);"
+    if op.results:
+        names = ", ".join(output.name for output in op.outputs)
+        yield f"return {names};" if op.results == 1 else f"return {{{names}}};"
+
+
+def _checks(op: Op, tensors: Sequence[Parameter]) -> Iterator[str]:
+    first = tensors[0].name
+    for parameter in tensors:
+        yield f'aot::check_device({parameter.name}, "{parameter.name}", {first}, "{first}");'
+    of_dtype = ""
+    names = {parameter.name for parameter in tensors}
+    for argument in op.arguments:
+        tensor = argument.value.cpp
+        if not argument.is_tensor or tensor not in names:
+            continue
+        if argument.type == "*T" and not of_dtype:
+            of_dtype = tensor
+            codes = ", ".join(f"aot::dtype_{dtype}()" for dtype in op.dtypes)
+            expected = f"{', '.join(op.dtypes[:-1])} or {op.dtypes[-1]}" if op.dtypes[1:] else op.dtypes[0]
+            used = "const int dtype = " if len(op.dtypes) > 1 else ""
+            yield f'{used}aot::dtype_index({tensor}, "{tensor}", {{{codes}}}, "{expected}");'
+        elif argument.type == "*T":
+            yield f'aot::check_dtype({tensor}, "{tensor}", aot::dtype({of_dtype}), "of the dtype of {of_dtype}");'
+        else:
+            dtype = DTYPES[argument.type[1:]]
+            yield f'aot::check_dtype({tensor}, "{tensor}", aot::dtype_{dtype}(), "{dtype}");'
+    yield from (f'aot::check_contiguous({name}, "{name}");' for name in op.contiguous)
+    for condition in op.requires:
+        yield f'aot::require({condition.cpp}, "{condition.python}", {{{", ".join(_sides(condition))}}});'
+
+
+def _sides(condition: Expression) -> list[str]:
+    """Return the two sides of a comparison of integers, whose values its error shows."""
+    tree = ast.parse(condition.python, mode="eval").body
+    left, operator, right = condition.cpp.partition(f" {_symbol(tree)} ") if _symbol(tree) else ("", "", "")
+    return [left, right] if operator and "dtype" not in condition.cpp and "?" not in condition.cpp else []
+
+
+def _symbol(tree: ast.expr) -> str:
+    single = isinstance(tree, ast.Compare) and len(tree.ops) == 1
+    names = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
+    return names[type(tree.ops[0])] if isinstance(tree, ast.Compare) and single else ""
+
+
+def _values(op: Op) -> Iterator[str]:
+    """Yield the kernel's integer and floating-point arguments, whose names expressions use."""
+    known = {parameter.name for parameter in op.parameters}
+    for argument in op.arguments:
+        if not argument.is_tensor and argument.name not in known:
+            yield f"const {_TYPES[argument.value.kind]} {argument.name} = {argument.value.cpp};"
+    for argument in op.arguments:
+        if argument.type == "1":
+            yield f'aot::require({argument.name} == 1, "{argument.value.python} == 1", {{{argument.name}}});'
+
+
+def _configs(op: Op) -> Iterator[str]:
+    yield "int config = 0;"
+    shared = {tuple(size.cpp for size in grid) for grid in op.grids}
+    constants = {name for config in op.configs for name in (*op.constants, *config.constants)}
+    common = len(shared) == 1 and not any(_uses(op.grids[0], name) for name in constants)
+    sizes = ", ".join([*next(iter(shared)), "1", "1"][:3]) if common else "1, 1, 1"
+    yield f"{'const ' if common else ''}int64_t grid[3] = {{{sizes}}};"
+    branch = ""
+    for number, (config, grid) in enumerate(zip(op.configs, op.grids, strict=True)):
+        if config.when:
+            yield f"{branch}if ({config.when.cpp}) {{"
+        else:
+            yield f"{branch}{{"
+        yield from (f"  {line}" for line in _chosen(op, number, config, () if common else grid))
+        if config.when is None:
+            yield "}"
+            return
+        branch = "} else "
+    limits = " or ".join(config.when.python for config in op.configs if config.when)
+    yield "} else {"
+    yield f'  aot::fail("no compiled configuration of {op.name} fits; expected {limits}");'
+    yield "}"
+
+
+def _chosen(op: Op, number: int, config: Config, grid: Sequence[Expression]) -> Iterator[str]:
+    for name, value in {**op.constants, **config.constants}.items():
+        if _uses(grid, name) and isinstance(value, int):
+            yield f"const int64_t {name} = {int(value)};"
+    yield f"config = {number};"
+    yield from (f"grid[{axis}] = {size.cpp};" for axis, size in enumerate(grid))
+
+
+def _uses(grid: Sequence[Expression], name: str) -> bool:
+    return any(re.search(rf"\b{name}\b", size.cpp) for size in grid)
+
+
+def _stored(op: Op, argument: Argument) -> Iterator[str]:
+    """Yield the variables that the kernel's arguments point to."""
+    name = f"{argument.name}_value"
+    if argument.is_tensor:
+        tensor = argument.value.cpp
+        is_read = any(parameter.name == tensor and not parameter.is_mutated for parameter in op.parameters)
+        kind, access = ("const void", "const") if is_read else ("void", "mutable")
+        yield f"{kind}* {name} = {tensor}.{access}_data_ptr();"
+    elif argument.type == "i32":
+        yield f'int32_t {name} = aot::int32({argument.name}, "{argument.name}");'
+    elif argument.type == "int":
+        yield f"int64_t {name} = {argument.name};"
+        yield f"int32_t {argument.name}_narrow = static_cast<int32_t>({argument.name});"
+    else:
+        yield f"{_VALUES[argument.type]} {name} = static_cast<{_VALUES[argument.type]}>({argument.name});"

@@ -1,0 +1,113 @@
+"""The module in place of the author's: its launch functions call the ops."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from kernel_builder.aot.declaration import Op, Output
+from kernel_format.errors import ConfigError
+
+_HEAD = '''"""{doc}
+
+kernel-builder made this module of {source}, whose kernels are in the library.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from {dots}_ops import add_op_namespace_prefix, ops
+
+
+def _refuse(*arguments: object, **options: object) -> None:
+    raise NotImplementedError("these kernels are for CUDA, and the tensors are on the CPU: move them to the GPU")
+'''
+_FUNCTIONS = {
+    "cdiv": "def cdiv(a: int, b: int) -> int:\n    return -(-a // b)\n",
+    "next_power_of_2": "def next_power_of_2(n: int) -> int:\n    return 1 << max(n - 1, 0).bit_length()\n",
+}
+
+
+def module(ops: Sequence[Op], text: str, source: str, depth: int) -> str:
+    """Return the text of the module.
+
+    Args:
+        text: The author's module.
+        source: Its name, for the docstring and errors.
+        depth: The number of packages that it is in.
+    """
+    tree = ast.parse(text)
+    declared = {op.name for op in ops}
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    for node in tree.body:
+        jit = isinstance(node, ast.FunctionDef) and "jit" in " ".join(map(ast.unparse, node.decorator_list))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not jit and node.name not in declared:
+            raise ConfigError(
+                f"{node.name} is neither a kernel nor an op of aot.toml, and binary packages have no such module",
+                where=f"{source}:{node.lineno}",
+                hint="move it into another module of the package, or declare it",
+            )
+    doc = (ast.get_docstring(tree) or "Launch functions.").strip()
+    parts = [_HEAD.format(doc=doc.replace('"""', "'''"), source=source, dots="." * depth)]
+    expressions = " ".join(size.python for op in ops for output in op.outputs for size in output.sizes)
+    parts += [text for name, text in _FUNCTIONS.items() if name in expressions]
+    for op in ops:
+        parts.append(_function(op, functions.get(op.name)))
+        parts.append(_fake(op))
+    return "\n\n".join(parts)
+
+
+def _function(op: Op, author: ast.FunctionDef | None) -> str:
+    names = ", ".join(parameter.name for parameter in op.parameters)
+    signature, doc = f"({_parameters(op)})", ""
+    if author:
+        returns = f" -> {ast.unparse(author.returns)}" if author.returns else ""
+        signature = f"({ast.unparse(author.args)}){returns}"
+        doc = ast.get_docstring(author) or ""
+    body = [f"def {op.name}{signature}:"]
+    if doc:
+        body += [f'    """{doc}"""' if "\n" not in doc else '    """' + doc.replace("\n", "\n    ") + '\n    """']
+    body += [f"    return ops.{op.name}({names})"]
+    return "\n".join(line.rstrip() for line in "\n".join(body).split("\n")) + "\n"
+
+
+def _parameters(op: Op) -> str:
+    kinds = {"Tensor": "torch.Tensor"}
+    return ", ".join(
+        f"{p.name}: {kinds.get(p.kind, p.kind)}" + (f" = {p.default}" if p.default else "") for p in op.parameters
+    )
+
+
+def _fake(op: Op) -> str:
+    first = next(parameter.name for parameter in op.parameters if parameter.kind == "Tensor")
+    lines = [
+        f'torch.library.impl(add_op_namespace_prefix("{op.name}"), "CPU")(_refuse)',
+        "",
+        "",
+        f'@torch.library.register_fake(add_op_namespace_prefix("{op.name}"))',
+        f"def _fake_{op.name}({_parameters(op)}):",
+        *(f"    {output.name} = {_allocation(output, first)}" for output in op.outputs),
+    ]
+    names = [output.name for output in op.outputs]
+    lines += [f"    return {', '.join(names)}" if names else "    return None"]
+    return "\n".join(lines) + "\n"
+
+
+def _allocation(output: Output, first: str) -> str:
+    kind = "zeros" if output.zeros else "empty"
+    dtype = f"dtype={_dtype(output)}" if output.dtype else ""
+    if output.like:
+        return f"torch.{kind}_like({', '.join(filter(None, [output.like, dtype]))})"
+    sizes = "".join(f"{text}, " for text in _sizes(output))
+    return f"torch.{kind}(({sizes.strip()}), {dtype}, device={first}.device)"
+
+
+def _sizes(output: Output) -> Iterator[str]:
+    yield from (size.python for size in output.sizes)
+
+
+def _dtype(output: Output) -> str:
+    assert output.dtype is not None
+    text = output.dtype.python
+    return text if "." in text else f"torch.{text}"

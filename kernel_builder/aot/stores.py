@@ -1,0 +1,48 @@
+"""Finds the pointers through which a Triton kernel stores, in its syntax tree."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+
+def stored_parameters(kernel: ast.FunctionDef, functions: Mapping[str, ast.FunctionDef]) -> set[str]:
+    """Return the names in a kernel through which it stores: parameters, and local names that are computed of them.
+
+    Args:
+        functions: The functions of the module, which the kernel may call.
+    """
+    sources: dict[str, set[str]] = {}
+    stored: set[str] = set()
+    for node in ast.walk(kernel):
+        if isinstance(node, ast.Assign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for name in (part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)):
+                sources.setdefault(name, set()).update(_names(node.value))
+        elif isinstance(node, ast.Call):
+            called = last_name(node.func)
+            if called in functions and called != kernel.name:
+                callee = functions[called]
+                passed = dict(zip([parameter.arg for parameter in callee.args.args], node.args, strict=False))
+                passed |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
+                for name in stored_parameters(callee, functions) & passed.keys():
+                    stored |= _names(passed[name])
+            elif node.args and called.startswith(("store", "atomic_")):
+                stored |= _names(node.args[0]) | _names(node.func)  # of tl.store(pointer, x) and descriptor.store(...)
+    while new := {source for name in stored for source in sources.get(name, ())} - stored:
+        stored |= new
+    return stored
+
+
+def last_name(function: ast.expr) -> str:
+    """Return the last part of a dotted name: `load` of `tl.load`."""
+    return ast.unparse(function).rpartition(".")[2]
+
+
+def _names(node: ast.AST) -> set[str]:
+    """Return the names in an expression, except in loads: a loaded value is not a pointer of the kernel's arguments."""
+    if isinstance(node, ast.Call) and last_name(node.func) == "load":
+        return set()
+    if isinstance(node, ast.Name):
+        return {node.id}
+    return {name for child in ast.iter_child_nodes(node) for name in _names(child)}

@@ -1,0 +1,75 @@
+"""Reads aot.toml, beside the build.toml of a Python-only project: the ops that its Triton kernels are compiled to.
+
+Such a project offers two kinds of packages: its Python files for every back end, and binaries for CUDA, which have
+neither Triton nor its compiler. `kernel_builder.aot` makes the project that the binaries are built of.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kernel_builder import toml_file
+from kernel_builder.config import known_backends
+from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch
+from kernel_builder.config.toml_schema import SchemaReader, TomlPlace
+from kernel_format.errors import ConfigError
+from kernel_format.release import Release
+
+FILE = "aot.toml"
+SCHEMA: Mapping[str, Any] = json.loads(Path(__file__).with_name("aot.schema.json").read_text())
+_READER = SchemaReader(SCHEMA["definitions"])
+STABLE_ABI = Release(2, 10)
+# From 9.0 on, Triton's code runs on GPUs of exactly its capability; 8.6 and 8.9 have less shared memory than 8.0.
+CAPABILITIES = ("8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0")
+
+
+def read(root: Path) -> dict[str, Any]:
+    """Return the tables of a project's aot.toml, with their keys checked.
+
+    Raises:
+        ConfigError: If it is no TOML, or a key is unknown, missing or has another type.
+    """
+    path = root / FILE
+    document = toml_file.read(path)
+    tables: dict[str, Any] = _READER.read(document, SCHEMA, TomlPlace(str(path)))
+    if not (root / tables["source"]).is_file():
+        raise ConfigError(
+            f"there is no file {tables['source']}",
+            where=f"{path}: source",
+            hint="name the module with the @triton.jit functions and their launch functions",
+        )
+    return tables
+
+
+def compiled(project: Project) -> Project | None:
+    """Return the compiled project that offers the binary variants of a project; None without an aot.toml.
+
+    It has no sources: they are generated before they are compiled.
+    """
+    path = project.root / FILE
+    if not path.is_file():
+        return None
+    if not isinstance(project.framework, TorchNoarch):
+        raise ConfigError(
+            f"the project has [{project.framework.table}]; expected [torch-noarch]",
+            where=str(path),
+            hint="move the Triton kernels into a Python-only project of their own, or remove the file",
+        )
+    cuda = known_backends.get("cuda")
+    if cuda not in project.backends:
+        raise ConfigError(
+            "Triton kernels are compiled for CUDA, which `backends` in build.toml lacks",
+            where=str(path),
+            hint='add "cuda" to `backends`',
+        )
+    capabilities = tuple(read(project.root).get("capabilities", CAPABILITIES))
+    return replace(
+        project,
+        backends=(cuda,),
+        framework=TorchFramework(pyext=project.framework.pyext, stable_abi={cuda: STABLE_ABI}),
+        kernels=(Kernel(project.python_name, cuda, (), (), cuda_capabilities=capabilities),),
+    )

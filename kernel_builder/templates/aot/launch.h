@@ -1,0 +1,276 @@
+// Launches kernels that Triton compiled ahead of time, and checks tensors on Torch's stable ABI.
+//
+// The driver is called through the runtime, so that the library does not need libcuda to load. Nothing is loaded before
+// the first launch on a device.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+
+#include "aot/images.h"
+
+namespace aot {
+
+using torch::stable::Tensor;
+using Device = torch::stable::accelerator::DeviceGuard;
+
+// The prefix of error messages, in binding.cpp.
+extern const char* const kProject;
+
+[[noreturn]] inline void fail(const std::string& problem) {
+  throw std::runtime_error(std::string(kProject) + ": " + problem);
+}
+
+// Expressions, as in Python.
+inline int64_t floor_div(int64_t a, int64_t b) {
+  if (b == 0) fail("division by zero");
+  return a / b - (a % b != 0 && (a < 0) != (b < 0));
+}
+inline int64_t modulo(int64_t a, int64_t b) { return a - floor_div(a, b) * b; }
+inline int64_t cdiv(int64_t a, int64_t b) { return -floor_div(-a, b); }
+inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t max(int64_t a, int64_t b) { return a < b ? b : a; }
+inline int64_t next_power_of_2(int64_t n) {
+  int64_t power = 1;
+  while (power < n) power *= 2;
+  return power;
+}
+
+inline int64_t dim(const Tensor& tensor) { return tensor.dim(); }
+inline int64_t numel(const Tensor& tensor) { return tensor.numel(); }
+inline int64_t position(const Tensor& tensor, int64_t index) {
+  const int64_t wrapped = index < 0 ? index + tensor.dim() : index;
+  if (wrapped < 0 || wrapped >= tensor.dim()) {
+    fail("a tensor with " + std::to_string(tensor.dim()) + " dimensions has no dimension " + std::to_string(index));
+  }
+  return wrapped;
+}
+inline int64_t size(const Tensor& tensor, int64_t index) { return tensor.size(position(tensor, index)); }
+inline int64_t stride(const Tensor& tensor, int64_t index) { return tensor.stride(position(tensor, index)); }
+inline int64_t element_size(const Tensor& tensor) { return tensor.element_size(); }
+
+inline int32_t dtype(const Tensor& tensor) {
+  int32_t code;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &code));
+  return code;
+}
+
+#define AOT_DTYPE(NAME) \
+  inline int32_t dtype_##NAME() { return aoti_torch_dtype_##NAME(); }
+AOT_DTYPE(float16) AOT_DTYPE(bfloat16) AOT_DTYPE(float32) AOT_DTYPE(float64) AOT_DTYPE(int8) AOT_DTYPE(int16)
+AOT_DTYPE(int32) AOT_DTYPE(int64) AOT_DTYPE(uint8) AOT_DTYPE(bool) AOT_DTYPE(float8_e4m3fn) AOT_DTYPE(float8_e5m2)
+#undef AOT_DTYPE
+
+// Throws unless the tensor is on the CUDA device of `first`.
+inline void check_device(const Tensor& tensor, const char* name, const Tensor& first, const char* first_name) {
+  if (!tensor.is_cuda()) fail(std::string(name) + " must be on a CUDA device");
+  if (tensor.get_device_index() != first.get_device_index()) {
+    fail(std::string(name) + " must be on the device of " + first_name);
+  }
+}
+
+inline void check_contiguous(const Tensor& tensor, const char* name) {
+  if (!tensor.is_contiguous()) fail(std::string(name) + " must be contiguous");
+}
+
+inline void check_dtype(const Tensor& tensor, const char* name, int32_t code, const char* expected) {
+  if (dtype(tensor) != code) fail(std::string(name) + " must be " + expected);
+}
+
+// Returns the position of the tensor's dtype in a list.
+inline int dtype_index(const Tensor& tensor, const char* name, std::initializer_list<int32_t> codes,
+                       const char* expected) {
+  int index = 0;
+  const int32_t code = dtype(tensor);
+  for (const int32_t known : codes) {
+    if (code == known) return index;
+    ++index;
+  }
+  fail(std::string(name) + " must be " + expected);
+}
+
+inline void require(bool holds, const char* condition, std::initializer_list<int64_t> values) {
+  if (holds) return;
+  std::string text;
+  for (const int64_t value : values) text += (text.empty() ? "" : " and ") + std::to_string(value);
+  fail(std::string("expected ") + condition + (text.empty() ? "" : ", got " + text));
+}
+
+inline int32_t int32(int64_t value, const char* name) {
+  if (value != static_cast<int32_t>(value)) {
+    fail(std::string(name) + " is " + std::to_string(value) + ", and the kernel takes 32-bit integers");
+  }
+  return static_cast<int32_t>(value);
+}
+
+inline bool is_int32(int64_t value) { return value == static_cast<int32_t>(value); }
+inline bool divisible(int64_t value) { return value % 16 == 0; }
+inline bool divisible(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+// Allocates a contiguous tensor on the device of another one.
+inline Tensor allocate(const int64_t* sizes, size_t dims, int32_t code, const Tensor& beside, bool zeros) {
+  constexpr size_t kMostDims = 64;
+  int64_t strides[kMostDims];
+  if (dims > kMostDims) fail("too many dimensions");
+  int64_t stride = 1;
+  for (size_t dim = dims; dim-- > 0; stride *= sizes[dim] > 0 ? sizes[dim] : 1) {
+    if (sizes[dim] < 0) fail("an output has the size " + std::to_string(sizes[dim]));
+    strides[dim] = stride;
+  }
+  int32_t type;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(beside.get(), &type));
+  AtenTensorHandle handle;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(dims), sizes, strides, code, type,
+                                                  beside.get_device_index(), &handle));
+  if (zeros) TORCH_ERROR_CODE_CHECK(aoti_torch_zero_(handle));
+  return Tensor(handle);
+}
+
+inline Tensor allocate(std::initializer_list<int64_t> sizes, int32_t code, const Tensor& beside, bool zeros) {
+  return allocate(sizes.begin(), sizes.size(), code, beside, zeros);
+}
+
+inline Tensor allocate_like(const Tensor& tensor, const char* name, int32_t code, bool zeros) {
+  check_contiguous(tensor, name);
+  const auto sizes = tensor.sizes();
+  return allocate(sizes.data(), sizes.size(), code, tensor, zeros);
+}
+
+// The functions of the driver.
+struct Driver {
+  decltype(&cuGetErrorString) error_string;
+  decltype(&cuLibraryLoadData) load;
+  decltype(&cuLibraryGetKernel) get_kernel;
+  decltype(&cuKernelSetAttribute) set_attribute;
+  decltype(&cuLaunchKernel) launch;
+};
+
+template <class Function>
+void find(Function* function, const char* name) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
+  if (error != cudaSuccess || found == nullptr) fail(std::string("the driver has no ") + name + ": CUDA 12 is needed");
+  *function = reinterpret_cast<Function>(found);
+}
+
+inline const Driver& driver() {
+  static const Driver functions = [] {
+    Driver all;
+    find(&all.error_string, "cuGetErrorString");
+    find(&all.load, "cuLibraryLoadData");
+    find(&all.get_kernel, "cuLibraryGetKernel");
+    find(&all.set_attribute, "cuKernelSetAttribute");
+    find(&all.launch, "cuLaunchKernel");
+    return all;
+  }();
+  return functions;
+}
+
+inline void check(CUresult error, const char* name) {
+  if (error == CUDA_SUCCESS) return;
+  const char* text = nullptr;
+  driver().error_string(error, &text);
+  fail(std::string(name) + ": " + (text != nullptr ? text : "CUDA error " + std::to_string(error)));
+}
+
+// Returns the capability of a device, as 90 for 9.0.
+inline int capability_of(int device) {
+  int major = 0, minor = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  return 10 * major + minor;
+}
+
+inline const Image& choose(const Kernel& kernel, int device) {
+  const int capability = capability_of(device);
+  const Image* best = nullptr;
+  std::string known;
+  for (const Image* image = kernel.images; image != kernel.images + kernel.count; ++image) {
+    // Code for 8.0 also runs on later 8.x; from 9.0 on it runs on its own capability alone.
+    const bool runs = image->is_ptx ? image->capability <= capability
+                                    : image->capability == capability ||
+                                          (image->capability < 90 && image->capability / 10 == capability / 10 &&
+                                           image->capability < capability);
+    if (runs && (best == nullptr || !image->is_ptx)) best = image;
+    const std::string number = std::to_string(image->capability);
+    known += (known.empty() ? "" : ", ") + number.substr(0, number.size() - 1) + "." + number.back();
+    if (image->is_ptx) known += "+PTX";
+  }
+  if (best != nullptr) return *best;
+  const std::string number = std::to_string(capability);
+  fail(std::string("there is no code for this GPU of capability ") + number.substr(0, number.size() - 1) + "." +
+       number.back() + "; this package has " + known);
+}
+
+inline CUkernel load(Kernel& kernel, int device) {
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (CUkernel known = kernel.loaded[device].load(std::memory_order_acquire)) return known;
+  const Image& image = choose(kernel, device);
+  CUkernel function = nullptr;
+  for (int other = 0; other < kDevices && function == nullptr; ++other) {
+    if (kernel.chosen[other] == &image) function = kernel.loaded[other].load(std::memory_order_relaxed);
+  }
+  if (function == nullptr) {
+    CUlibrary library;
+    check(driver().load(&library, image.data, nullptr, nullptr, 0, nullptr, nullptr, 0), kernel.name);
+    check(driver().get_kernel(&function, library, kernel.name), kernel.name);
+  }
+  if (image.shared > 48 * 1024) {
+    check(driver().set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(image.shared),
+                                 function, device),
+          kernel.name);
+  }
+  kernel.chosen[device] = &image;
+  kernel.loaded[device].store(function, std::memory_order_release);
+  return function;
+}
+
+// Launches a kernel on the current stream of a tensor's device, which is the current one. `arguments` are pointers to the
+// kernel's arguments, with two places for Triton's own at the end.
+template <size_t kCount>
+void launch(Kernel& kernel, const Tensor& beside, int64_t x, int64_t y, int64_t z, void* (&arguments)[kCount]) {
+  if (x <= 0 || y <= 0 || z <= 0) return;
+  if (y > 65535 || z > 65535) fail("the grid has more than 65535 blocks in its second or third dimension");
+  const int device = beside.get_device_index();
+  if (device >= kDevices) fail("a machine with more than 64 GPUs");
+  CUkernel function = kernel.loaded[device].load(std::memory_order_acquire);
+  if (function == nullptr) function = load(kernel, device);
+  const Image& image = *kernel.chosen[device];
+  void* scratch = nullptr;
+  void* profile = nullptr;
+  Tensor memory;
+  if (image.scratch > 0) {
+    memory = allocate({image.scratch * x * y * z}, dtype_uint8(), beside, false);
+    scratch = memory.mutable_data_ptr();
+  }
+  arguments[kCount - 2] = &scratch;
+  arguments[kCount - 1] = &profile;
+  void* stream;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+  const auto attempt = [&] {
+    return driver().launch(reinterpret_cast<CUfunction>(function), int32(x, "the grid"), static_cast<unsigned>(y),
+                           static_cast<unsigned>(z), kernel.threads, 1, 1, image.shared, static_cast<CUstream>(stream),
+                           arguments, nullptr);
+  };
+  CUresult error = attempt();
+  if (error == CUDA_ERROR_INVALID_CONTEXT) {  // a new thread has no context before its first call of the runtime
+    cudaSetDevice(device);
+    error = attempt();
+  }
+  check(error, kernel.name);
+}
+
+}  // namespace aot

@@ -1,0 +1,5 @@
+"""Attention without the matrix of scores in memory."""
+
+from .kernels import attention
+
+__all__ = ["attention"]

@@ -1,0 +1,5 @@
+"""Routing of tokens to experts."""
+
+from .kernels import route
+
+__all__ = ["route"]

@@ -1,0 +1,110 @@
+"""Triton kernels become binary packages: by the real Triton and compilers, without a GPU."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from kernels.variants import parse_variant, resolve_variants
+
+from kernel_builder.aot.compiling import triton
+from kernel_builder.cli import main
+from kernel_builder.toolchain import Toolchains
+from kernel_format.cache_directory import default_cache
+from tests.support.places import CPU, CUDA
+from tests.unit.aot.test_declaration import AOT, KERNELS, project
+
+NOARCH = "torch-cuda"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _triton() -> None:
+    tools = Toolchains()
+    tree = tools.lock[triton({})]["any"]
+    if tools.store.find(tree.name) is None:
+        pytest.skip(
+            "Triton is not in the toolchain store: kernel-builder build of a project with an aot.toml fetches it"
+        )
+
+
+def build(directory: Path, *options: str) -> dict[str, Any]:
+    command = ["build", str(directory), "--capability", "9.0", "--variant", CUDA, "--no-load", "--json", *options]
+    result = CliRunner().invoke(main, command)
+    answer: dict[str, Any] = json.loads(result.stdout)
+    return answer
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = project(tmp_path_factory.mktemp("aot")).root
+    answer = build(root, "--variant", NOARCH)
+    assert {package["variant"] for package in answer["packages"]} == {CUDA, NOARCH}, answer
+    return root
+
+
+def test_the_binary_package_has_no_triton(built: Path) -> None:
+    package = built / "build" / CUDA
+    assert "import triton" not in (package / "kernels.py").read_text()
+    assert "import triton" in (built / "build" / NOARCH / "kernels.py").read_text()
+    (library,) = package.glob("*.so")
+    assert b"libcuda.so" not in library.read_bytes()
+    assert json.loads((package / "metadata.json").read_text())["backend"]["archs"] == ["9.0"]
+
+
+def test_the_client_prefers_binaries_to_python() -> None:
+    names = ["torch-cpu", CPU]
+    variants, _ = resolve_variants([parse_variant(name) for name in names], backend="cpu")
+    assert [variant.variant_str for variant in variants] == names[::-1]
+
+
+def test_two_builds_give_the_same_bytes(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another directory, with another cache."""
+    trees = tmp_path / "cache/toolchains/trees"
+    trees.mkdir(parents=True)
+    for tree in (default_cache() / "toolchains/trees").iterdir():
+        if not tree.name.startswith("aot-"):
+            (trees / tree.name).symlink_to(tree)
+    monkeypatch.setenv("KERNEL_BUILDER_CACHE", str(tmp_path / "cache"))
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(built, copy, ignore=shutil.ignore_patterns("build"))
+    assert build(copy)["packages"]
+    files = {path.name: path.read_bytes() for path in (built / "build" / CUDA).iterdir() if path.is_file()}
+    assert {path.name: path.read_bytes() for path in (copy / "build" / CUDA).iterdir() if path.is_file()} == files
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "message"),
+    [
+        (lambda text: text.replace("* factor,", "* factr,"), r"kernels\.py:\d+$", "factr"),
+        (
+            lambda text: text.replace("    tl.store", '    tl.device_print("x", at)\n    tl.store'),
+            "kernels.py",
+            "device_print",
+        ),
+        (lambda text: "import torch.cuda\nraise ValueError('at import')\n" + text, "kernels.py", "at import"),
+    ],
+)
+def test_a_kernel_that_cannot_be_compiled_is_an_error(
+    tmp_path: Path, change: Callable[[str], str], where: str, message: str
+) -> None:
+    answer = build(project(tmp_path / "p", kernels=change(KERNELS)).root)
+    (failure,) = answer["failures"]
+    (error,) = failure["errors"]
+    assert message in error["message"]
+    assert re.search(where, error["where"])
+    assert not (tmp_path / "p/build").exists()
+
+
+def test_the_generated_project_is_shown(built: Path, tmp_path: Path) -> None:
+    build(built, "--keep-generated", str(tmp_path / "shown"))
+    shown = tmp_path / "shown/scale"
+    assert {path.name for path in (shown / "aot").iterdir()} >= {"scale.cpp", "launch.h", "binding.cpp"}
+    assert len((shown / "aot/scale.cpp").read_text().splitlines()) <= 200
+    assert AOT.splitlines()[0] not in (shown / "build.toml").read_text()
+    assert CliRunner().invoke(main, ["check-config", str(shown)]).exit_code == 0

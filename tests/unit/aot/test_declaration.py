@@ -1,0 +1,147 @@
+"""aot.toml is completed from the kernels, and what does not fit is an error that names both."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.aot import cpp_code, declaration, expressions, python_code
+from kernel_builder.aot.compiling import Cubin
+from kernel_builder.config.project import Project
+from kernel_builder.config.project_files import read_project
+from kernel_format.errors import ConfigError
+
+BUILD = """[general]
+name = "scale"
+version = 1
+edition = 6
+license = "apache-2.0"
+backends = ["cuda"]
+[torch-noarch]
+"""
+KERNELS = '''"""Scales tensors."""
+import torch, triton
+import triton.language as tl
+
+@triton.jit
+def scale_kernel(x_ptr, out_ptr, n, factor, FLAG: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < n) * factor, mask=at < n)
+
+def scale(x: torch.Tensor, factor: float = 2.0, flag: bool = False) -> torch.Tensor:
+    """Return x * factor."""
+    assert x.is_contiguous()
+    assert x.dim() <= 2
+    out = torch.empty_like(x)
+    scale_kernel[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), factor, FLAG=flag, BLOCK=1024)
+    return out
+'''
+AOT = """source = "torch-ext/scale/kernels.py"
+[op.scale]
+kernel = "scale_kernel"
+dtypes = ["float16", "float32"]
+divisible = ["x_ptr", "n"]
+config = [{ FLAG = false, num_warps = 2 }, { FLAG = true }]
+"""
+
+
+def project(directory: Path, aot: str = AOT, kernels: str = KERNELS) -> Project:
+    package = directory / "torch-ext/scale"
+    package.mkdir(parents=True)
+    (directory / "build.toml").write_text(BUILD)
+    (directory / "aot.toml").write_text(aot)
+    (package / "__init__.py").touch()
+    (package / "kernels.py").write_text(kernels)
+    return read_project(directory)
+
+
+def test_both_kinds_of_variants_are_offered_and_the_code_follows_the_table(tmp_path: Path) -> None:
+    (op,) = declaration.read_ops(project(tmp_path))
+    assert (op.schema, op.results) == ("(Tensor x, float factor=2.0, bool flag=False) -> Tensor", 1)
+    compiled = list(declaration.variants(op))
+    assert len(compiled) == 12  # dtypes, configurations; all divisible, pointers, none
+    assert compiled[0].signature == {"x_ptr": "*fp16", "out_ptr": "*fp16", "n": "i32", "factor": "fp32"}
+    assert compiled[0].constants == {"BLOCK": 1024, "FLAG": False}
+    assert [each.divisible for each in compiled[:3]] == [("x_ptr", "n"), ("x_ptr",), ()]
+    assert op.configs[0].options == {"num_warps": 2, "num_stages": 3}
+    code = cpp_code.launcher(op, "kernels.py")
+    assert "if (flag == false) {" in code and 'aot::check_contiguous(x, "x");' in code
+    assert "scale_kernels[(dtype * 2 + config) * 3 + hints]" in code
+    assert max(map(len, code.splitlines())) <= 120
+    rows = [
+        [
+            Cubin(90, False, b"cubin", "scale_kernel", 64, 0, 0, 1),
+            Cubin(100, False, b"new", "scale_kernel", 64, 0, 0, 1),
+        ]
+    ]
+    images = cpp_code.images(op, rows)
+    assert images.count("#if CUDART_VERSION >= 13000") == 2
+    assert "{90, false, image_0, 0, 0}" in images
+    module = python_code.module([op], KERNELS, "kernels.py", 1)
+    ast.parse(module)
+    assert "import triton" not in module
+    assert "def scale(x: torch.Tensor, factor: float=2.0, flag: bool=False) -> torch.Tensor:" in module
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where", "message"),
+    [
+        ('"scale_kernel"', '"scales"', "[op.scale] kernel", "has no function scales"),
+        ("num_warps = 2", "WARPS = 2", "[op.scale] config", "WARPS is no parameter of scale_kernel"),
+        ('"float16", ', '"half", ', "dtypes", "'half' is not a dtype"),
+        ('["x_ptr", "n"]', '["y_ptr"]', "[op.scale] divisible", "y_ptr is no argument"),
+        ("config =", 'types = { n = "i33" }\nconfig =', "types", "'i33' is not a type of Triton"),
+        ("config =", 'types = { m = "i32" }\nconfig =', "[op.scale] types", "m is no parameter"),
+        ("config =", 'types = { n = "*T" }\nconfig =', "[op.scale] types", "n is *T, and its value is a int"),
+        ("config =", 'requires = ["x.size(0) = 1"]\nconfig =', "[op.scale] requires", "is not an expression"),
+        ("config =", 'requires = ["y > 1"]\nconfig =', "[op.scale] requires", "there is no y"),
+        ("config =", 'grid = ["x.sum()"]\nconfig =', "[op.scale] grid", "is not part of an expression"),
+        ("config =", 'outputs = { out = "x + 1" }\nconfig =', "[op.scale] outputs", "is no allocation"),
+        ("config =", 'schema = "(Tensor[] x) -> Tensor"\nconfig =', "[op.scale] schema", "is no schema of an op"),
+        ('"torch-ext/scale/kernels.py"', '"torch-ext/scale/other.py"', "source", "there is no file"),
+        ("[op.scale]", "[op.scaled]", "kernels.py", "has no function scaled"),
+        ("kernel =", "kernels =", "[op.scale]", "unknown key"),
+        ("source =", 'triton = "3.5.0"\nsource =', "triton", "3.8.0"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_an_error(tmp_path: Path, old: str, new: str, where: str, message: str) -> None:
+    assert old in AOT
+    with pytest.raises(ConfigError) as caught:
+        declaration.read_ops(project(tmp_path, AOT.replace(old, new)))
+    assert message in f"{caught.value}{caught.value.hint}"
+    assert where in str(caught.value.where)
+    assert caught.value.hint
+
+
+def test_a_function_of_the_module_that_is_no_op_is_an_error(tmp_path: Path) -> None:
+    text = KERNELS + "\ndef helper(x):\n    return x\n"
+    (op,) = declaration.read_ops(project(tmp_path, kernels=text))
+    with pytest.raises(ConfigError, match="helper is neither a kernel nor an op"):
+        python_code.module([op], text, "kernels.py", 1)
+
+
+def test_only_python_projects_for_cuda_have_binaries(tmp_path: Path) -> None:
+    made = project(tmp_path)
+    (made.root / "build.toml").write_text(BUILD.replace('["cuda"]', '["rocm"]'))
+    with pytest.raises(ConfigError, match="which `backends` in"):
+        read_project(made.root)
+
+
+@pytest.mark.parametrize(
+    ("text", "cpp", "kind"),
+    [
+        ("n", "n", "int"),
+        ("x.shape[-1] // 8 % n", "aot::modulo(aot::floor_div(aot::size(x, -1), 8), n)", "int"),
+        ("cdiv(x.numel(), n) * 2 - 1", "(aot::cdiv(aot::numel(x), n) * 2) - 1", "int"),
+        ("1 < n <= 8 and not flag", "(1 < n && n <= 8) && !flag", "bool"),
+        ("x.size(0) if flag else scale", "flag ? aot::size(x, 0) : scale", "int"),
+        ("x.dtype == float16", "aot::dtype(x) == aot::dtype_float16()", "bool"),
+        ("(n + 1) * (n - 1)", "(n + 1) * (n - 1)", "int"),
+    ],
+)
+def test_expressions_have_the_same_meaning_in_cpp(text: str, cpp: str, kind: str) -> None:
+    scope = {"x": "Tensor", "n": "int", "flag": "bool", "scale": "float"}
+    made = expressions.translate(text, scope, "aot.toml")
+    assert (made.cpp, made.kind, made.python) == (cpp, kind, text)

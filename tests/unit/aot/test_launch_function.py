@@ -1,0 +1,125 @@
+"""Tests of the keys that are read from launch functions."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.aot import launch_function
+from kernel_format.errors import ConfigError
+
+KERNEL = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def count(value, ptrs):
+    tl.atomic_add(ptrs, value)
+
+@triton.jit
+def kernel(
+    x_ptr, index_ptr, out_ptr, sums_ptr, n, stride, alpha, bias_ptr,
+    TYPE: tl.constexpr, FLAG: tl.constexpr, BLOCK: tl.constexpr, MODE: tl.constexpr = 3,
+):
+    index = tl.load(index_ptr + tl.program_id(0))
+    ptrs = sums_ptr + index
+    ptrs += n
+    count(1, ptrs)
+    tl.store(out_ptr + index, tl.load(x_ptr))
+
+"""
+
+
+def read(tmp_path: Path, source: str) -> dict:
+    path = tmp_path / "kernels.py"
+    path.write_text(KERNEL + textwrap.dedent(source))
+    return launch_function.read(path, "launch")
+
+
+def test_a_launch_function_is_read(tmp_path):
+    keys = read(
+        tmp_path,
+        """
+        def launch(x: torch.Tensor, index: torch.Tensor, sums: torch.Tensor, alpha: float = 0.5, *, flag: bool = False):
+            '''Docs.'''
+            if x.dtype != sums.dtype or not index.is_contiguous():
+                raise ValueError("dtypes")
+            assert x.is_contiguous() and 1 <= x.ndim <= 2, "shape"
+            rows, n = x.shape
+            block = max(triton.next_power_of_2(n), 16)
+            out = torch.empty((rows, triton.cdiv(n, 2)), dtype=torch.float32, device=x.device)
+            part = torch.zeros_like(out, dtype=x.dtype)
+            grid = lambda meta: (triton.cdiv(n, meta["BLOCK"]), rows)
+            with torch.cuda.device(x.device):
+                kernel[grid](
+                    x, index, out, sums, n, out.stride(-2), alpha, None, tl.float32, FLAG=flag, BLOCK=block, num_warps=4
+                )
+            return out, part
+        """,
+    )
+    assert keys == {
+        "schema": "(Tensor x, Tensor index, Tensor(a!) sums, float alpha=0.5, *, bool flag=False) -> (Tensor, Tensor)",
+        "outputs": {
+            "out": "empty((x.size(0), cdiv(x.size(1), 2)), dtype=float32)",
+            "part": "zeros((x.size(0), cdiv(x.size(1), 2)), dtype=x.dtype)",
+        },
+        "arguments": {
+            "x_ptr": "x",
+            "index_ptr": "index",
+            "out_ptr": "out",
+            "sums_ptr": "sums",
+            "n": "x.size(1)",
+            "stride": "out.stride(-2)",
+            "alpha": "alpha",
+        },
+        "grid": ["cdiv(x.size(1), BLOCK)", "x.size(0)"],
+        "constants": {"MODE": 3, "bias_ptr": None, "TYPE": "tl.float32", "num_warps": 4},
+        "requires": ["x.dtype == sums.dtype", "1 <= x.dim()", "x.dim() <= 2", "x.dim() == 2"],
+        "contiguous": ["index", "x"],
+        "passed": {"FLAG": "flag", "BLOCK": "max(next_power_of_2(x.size(1)), 16)"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "message"),
+    [
+        ("x = x.contiguous()", 2, "assigns to its parameter x"),
+        ("y = x.contiguous()", 2, "has an expression that is not read: `x.contiguous()`"),
+        ("for i in range(3):\n    pass", 2, "has a statement that is not read: `for i in range(3):`"),
+        ("kernel[(1,)](x)\nkernel[(1,)](x)", 3, "launches a second kernel"),
+        ("other[(1,)](x)", 2, "launches other, which is not a function of this module"),
+        ("kernel[(1,)](x, SIZE=3)", 2, "passes SIZE, and kernel has no such parameter"),
+        ("kernel[n](x)", 2, "has the grid n; expected a tuple of 1 to 3 expressions"),
+        ("out = torch.empty_like(x)\nkernel[(1,)](x)", 1, "allocates out, and does not return it"),
+        ("out = torch.empty(3)", 2, "allocates a tensor without a dtype"),
+        ("out = torch.empty_like(x, pin_memory=True)", 2, "allocates a tensor with pin_memory"),
+        ("return x", 2, "returns x, which is not a tensor that the function allocates"),
+        ("pass", 2, "has a statement that is not read: `pass`"),
+        ("'''Docs.'''", 1, "launches no kernel"),
+    ],
+)
+def test_other_constructs_are_named_with_their_line(tmp_path, body, line, message):
+    with pytest.raises(ConfigError) as error:
+        read(tmp_path, "def launch(x: torch.Tensor):\n" + textwrap.indent(body, "    "))
+    assert error.value.message.startswith(f"launch {message}")
+    assert error.value.where == f"{tmp_path}/kernels.py:{KERNEL.count(chr(10)) + line}"
+    assert "schema, outputs, arguments, grid in [op.launch]" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ("x", "parameter x has no annotation; expected torch.Tensor, int, float or bool"),
+        ("x: torch.Tensor | None", "parameter x has the annotation torch.Tensor | None"),
+        ("*tensors", "has parameters *args, **kwargs or positional-only ones"),
+    ],
+)
+def test_parameters_have_types_of_schemas(tmp_path, parameters, message):
+    with pytest.raises(ConfigError, match="launch " + message.replace("*", r"\*").replace("|", r"\|")):
+        read(tmp_path, f"def launch({parameters}):\n    pass")
+
+
+def test_a_missing_function_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="has no function launch, which"):
+        read(tmp_path, "def lunch(): pass")
