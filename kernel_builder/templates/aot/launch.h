@@ -68,8 +68,18 @@ inline int32_t dtype(const Tensor& tensor) {
 
 #define AOT_DTYPE(NAME) \
   inline int32_t dtype_##NAME() { return aoti_torch_dtype_##NAME(); }
-AOT_DTYPE(float16) AOT_DTYPE(bfloat16) AOT_DTYPE(float32) AOT_DTYPE(float64) AOT_DTYPE(int8) AOT_DTYPE(int16)
-AOT_DTYPE(int32) AOT_DTYPE(int64) AOT_DTYPE(uint8) AOT_DTYPE(bool) AOT_DTYPE(float8_e4m3fn) AOT_DTYPE(float8_e5m2)
+AOT_DTYPE(float16);
+AOT_DTYPE(bfloat16);
+AOT_DTYPE(float32);
+AOT_DTYPE(float64);
+AOT_DTYPE(int8);
+AOT_DTYPE(int16);
+AOT_DTYPE(int32);
+AOT_DTYPE(int64);
+AOT_DTYPE(uint8);
+AOT_DTYPE(bool);
+AOT_DTYPE(float8_e4m3fn);
+AOT_DTYPE(float8_e5m2);
 #undef AOT_DTYPE
 
 // Throws unless the tensor is on the CUDA device of `first`.
@@ -238,8 +248,8 @@ inline CUkernel load(Kernel& kernel, int device) {
   return function;
 }
 
-// Launches a kernel on the current stream of a tensor's device, which is the current one. `arguments` are pointers to the
-// kernel's arguments, with two places for Triton's own at the end.
+// Launches a kernel on the current stream of a tensor's device, which is the current one. `arguments` are pointers to
+// the kernel's arguments, with two places for Triton's own at the end.
 template <size_t kCount>
 void launch(Kernel& kernel, const Tensor& beside, int64_t x, int64_t y, int64_t z, void* (&arguments)[kCount]) {
   if (x <= 0 || y <= 0 || z <= 0) return;
