@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import json
 import os
 import sys
@@ -102,7 +101,6 @@ def _compile(module: Any, job: dict[str, Any], out: Path) -> dict[str, Any]:
         "shared": metadata.shared,
         "threads": 32 * metadata.num_warps,
         "scratch": getattr(metadata, "global_scratch_size", 0) or 0,
-        "alignment": getattr(metadata, "global_scratch_align", 1) or 1,
     }
 
 

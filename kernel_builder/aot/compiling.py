@@ -46,7 +46,6 @@ class Cubin:
     threads: int
     shared: int
     scratch: int
-    alignment: int
 
 
 def triton(tables: Mapping[str, Any]) -> str:
@@ -139,7 +138,7 @@ def _run(scratch: Path, root: Path, chosen: confinement.Confinement) -> None:
 
 def _results(out: Path, pairs: Iterable[tuple[Variant, int]], source: Path, ptx: bool) -> Iterable[tuple[Cubin, bytes]]:
     if (out / "error.json").exists():
-        error = json.loads((out / "error.json").read_text())["error"]
+        error = json.loads(_read(out / "error.json"))["error"]
         raise ConfigError(
             f"cannot be imported with Triton alone: {error}",
             where=str(source),
@@ -150,7 +149,7 @@ def _results(out: Path, pairs: Iterable[tuple[Variant, int]], source: Path, ptx:
         title = f"{variant.label} for capability {capability / 10}"
         if not file.exists():
             raise BuildError(f"Triton's process ended while it compiled {title}", where=str(source))
-        result: dict[str, Any] = json.loads(file.read_text())
+        result: dict[str, Any] = json.loads(_read(file))
         if error := result.get("error"):
             line = f":{result['line']}" if result["line"] else ""
             raise ConfigError(
@@ -166,8 +165,15 @@ def _results(out: Path, pairs: Iterable[tuple[Variant, int]], source: Path, ptx:
                 hint="use smaller blocks or a smaller num_stages, or leave the capability out of `capabilities` in "
                 "aot.toml",
             )
-        text = file.with_suffix(".ptx").read_bytes() + b"\0" if ptx else b""
-        yield Cubin(capability, is_ptx=False, image=file.with_suffix(".cubin").read_bytes(), **result), text
+        text = _read(file.with_suffix(".ptx")) + b"\0" if ptx else b""
+        yield Cubin(capability, is_ptx=False, image=_read(file.with_suffix(".cubin")), **result), text
+
+
+def _read(path: Path) -> bytes:
+    """Return the content of a file that the author's code may have replaced by a link to a private one."""
+    if path.resolve() != path.parent.parent.resolve() / path.parent.name / path.name or not path.is_file():
+        raise BuildError("is no file of the sandbox", where=str(path), hint="remove code that links files at import")
+    return path.read_bytes()
 
 
 def _with_ptx(compiled: Sequence[tuple[Cubin, bytes]]) -> tuple[Cubin, ...]:

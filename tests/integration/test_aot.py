@@ -101,6 +101,15 @@ def test_a_kernel_that_cannot_be_compiled_is_an_error(
     assert not (tmp_path / "p/build").exists()
 
 
+def test_a_link_in_place_of_machine_code_is_never_followed(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("private")
+    attack = f"import os, pathlib\npathlib.Path.write_bytes = lambda path, data: os.symlink({str(secret)!r}, path)\n"
+    answer = build(project(tmp_path / "p", kernels=attack + KERNELS).root)
+    (failure,) = answer["failures"]
+    assert "is no file of the sandbox" in failure["errors"][0]["message"]
+
+
 def test_the_generated_project_is_shown(built: Path, tmp_path: Path) -> None:
     build(built, "--keep-generated", str(tmp_path / "shown"))
     shown = tmp_path / "shown/scale"

@@ -72,8 +72,8 @@ def test_both_kinds_of_variants_are_offered_and_the_code_follows_the_table(tmp_p
     assert max(map(len, code.splitlines())) <= 120
     rows = [
         [
-            Cubin(90, False, b"cubin", "scale_kernel", 64, 0, 0, 1),
-            Cubin(100, False, b"new", "scale_kernel", 64, 0, 0, 1),
+            Cubin(90, False, b"cubin", "scale_kernel", 64, 0, 0),
+            Cubin(100, False, b"new", "scale_kernel", 64, 0, 0),
         ]
     ]
     images = cpp_code.images(op, rows)
