@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kernel_builder import toml_file
 from kernel_builder.config import known_backends
-from kernel_builder.config.build_toml import NAME, REPO_ID
+from kernel_builder.config.build_toml import NAME, REPO_ID, check_name
 from kernel_builder.config.project import python_name
 from kernel_format.errors import ConfigError
 from kernel_format.files import write_atomically
@@ -100,6 +100,7 @@ def kernel_name(repo_id: str) -> str:
             where="--name",
             hint="the form is org/my-kernel",
         )
+    check_name(name, "--name")
     return name
 
 
