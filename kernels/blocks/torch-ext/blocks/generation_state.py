@@ -216,7 +216,7 @@ class State:
         if self.position_ids is not None:
             self.position_ids.add_(1)
         if call.by_hand is None:
-            self._put(self._choose(logits, call, self.ids, *call.candidates(logits.shape[-1])), call)
+            self._put(self._choose(logits, call, self.ids), call)
             self.end(call)
             return
         if self.logits is None or self.logits.shape != logits.shape:
@@ -226,27 +226,21 @@ class State:
 
     def choose_by_hand(self, call: GenerateCall, length: int, kept: dict[str, Any]) -> None:
         """Choose tokens outside of a graph, after the logits of a step. `kept` gets the scores and the logits."""
-        self._put(self._choose(self.logits.clone(), call, self.ids[:, :length], kept=kept), call)
+        self._put(self._choose(self.logits.clone(), call, self.ids[:, :length], kept), call)
         self.end(call, call.criteria(self.ids[:, : length + 1], kept.get("scores")))
 
-    def _choose(
-        self, scores: Tensor, call: GenerateCall, ids: Tensor, first: int = -1, count: int = 0, kept: Any = None
-    ) -> Tensor:
-        """Return the chosen tokens, [batch]. From the processor `first` on, the best `count` scores are enough."""
-        candidates: Optional[Tensor] = None
+    def _choose(self, scores: Tensor, call: GenerateCall, ids: Tensor, kept: Any = None) -> Tensor:
+        """Return the chosen tokens, [batch]."""
         _keep(kept, "logits", scores)
-        for index, processor in enumerate(call.processors):
-            if index == first:
-                scores, candidates = _best_in_order(scores, count)
-            # As in `generate`: float32, whatever the dtype of the model. The order of the scores is the same before.
+        for processor in call.processors:
+            # As in `generate`: float32, whatever the dtype of the model.
             scores = processor(ids, scores.float())
         _keep(kept, "scores", scores)
         if call.config.do_sample:
             # As `torch.multinomial` for one sample, without its checks, for which the host would wait.
             probabilities = scores.float().softmax(-1)
             scores = probabilities / torch.empty_like(probabilities).exponential_()
-        chosen = _best(scores)
-        return chosen if candidates is None else candidates.gather(1, chosen[:, None])[:, 0]
+        return _best(scores)
 
     def _put(self, chosen: Tensor, call: GenerateCall) -> None:
         if call.pad is not None:
@@ -280,14 +274,3 @@ def _best(scores: Tensor) -> Tensor:
     best, index = scores.view(scores.shape[0], parts, -1).max(-1)
     part = best.argmax(-1, keepdim=True)
     return (part * (scores.shape[1] // parts) + index.gather(1, part))[:, 0]
-
-
-def _best_in_order(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the best scores of each row, the best first, and their indices, which rise where scores are equal.
-
-    `topk` gives equal scores in another order each time, and with the same random numbers other tokens would be chosen.
-    Which of the scores that are equal to the last one it returns does not matter: top-k drops them.
-    """
-    indices = scores.topk(count, sorted=False).indices.sort(-1).values
-    best, order = scores.gather(1, indices).sort(dim=-1, descending=True, stable=True)
-    return best, indices.gather(1, order)
