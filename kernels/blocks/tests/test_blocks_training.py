@@ -36,6 +36,22 @@ def test_a_training_step_without_logits(blocks, name, options):
         assert error(model(TOKENS, labels=LABELS).logits, logits) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["qwen3", "gemma2"])
+def test_a_training_step_under_autocast(blocks, name):
+    """As transformers' Trainer runs it with bf16=True: the weights are in float32, products in bfloat16."""
+    model = model_of(name)
+    _, _, exact = gradients(model)
+    with torch.autocast(TOKENS.device.type, torch.bfloat16):
+        expected, _, grads = gradients(model)
+        report = blocks.accelerate(model, logits=False)
+        loss, none, own = gradients(model)
+    assert none is None
+    assert {does for _, does in report.replaced} >= {DOES, "RMSNorm", "gated activation"}
+    assert error(loss, expected) < 1e-3
+    for ours, theirs, each in zip(own, grads, exact, strict=True):
+        assert error(ours, each) <= 1.5 * error(theirs, each) + 1e-3
+
+
 def test_logits_stay_by_default_and_the_report_names_the_option(blocks):
     model = model_of("llama")
     report = blocks.accelerate(model)
