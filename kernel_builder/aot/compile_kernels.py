@@ -124,7 +124,8 @@ def _run(module: Any, jobs: list[dict[str, Any]], out: Path) -> None:
                 cause = cause.__cause__
             node = getattr(error, "node", None)
             first = getattr(getattr(module, job["kernel"], None), "starting_line_number", 1)
-            line = first + node.lineno - 1 if hasattr(node, "lineno") else getattr(error, "line", None)
+            number: int | None = getattr(node, "lineno", None)
+            line = getattr(error, "line", None) if number is None else first + number - 1
             text = str(getattr(cause, "error_message", None) or cause) or type(cause).__name__
             result = {"error": text, "type": type(cause).__name__, "line": line}
         file.with_suffix(".json").write_text(json.dumps(result))
