@@ -101,7 +101,7 @@ def _files_for_authors(source: str, functions: Sequence[str], values: dict[str, 
         "fakes": "\n".join(f'    "{name}": lambda *args: ({fake}),' for name, fake in fakes.items()),
     }
     shared = ("CARD.md", ".gitignore", "tests/conftest.py")
-    rendered = {path: text for path, text in render(_TEMPLATES / "init", values, only=shared).items()}
+    rendered = render(_TEMPLATES / "init", values, only=shared)
     rendered |= render(_TEMPLATES / "inline_project", values)
     rendered["benchmarks/workload.py"] = (_TEMPLATES / "kit" / "workload.py").read_text(encoding="utf-8")
     return rendered

@@ -331,6 +331,7 @@ def test_hints_for_files_that_are_not_there(home: Path, tmp_path: Path) -> None:
     text = MINIMAL
     for old, new, hint in (
         ("relu.cpp", "kit/relu.cpp", "kit is a symbolic link that leads nowhere, as after `cp -r`"),
+        ("relu.cpp", "kit", "kit is a symbolic link that leads nowhere, as after `cp -r`"),
         ("relu.cpp", "third_party/x/a.cpp", "git submodule update --init third_party/x"),
     ):
         assert old in text
