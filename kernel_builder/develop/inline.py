@@ -70,10 +70,18 @@ def load(
 
 def _package(source: str, functions: Sequence[str]) -> Any:
     """Return the package of the source, and build it first if the cache does not have it."""
+    import torch
     from kernels import get_local_kernel
 
     content = inline_project.files("local/inline", source, functions, stem="inline")
     backend = inline_project.backend_of(source)
+    if backend == "cuda" and torch.version.cuda is None:
+        raise VariantError(
+            f"the source has CUDA kernels, and the installed Torch {torch.__version__} is not for CUDA",
+            where="kernel_builder.load",
+            hint="install a Torch for CUDA; or run the code on the CPU: `kernel-builder init ORG/NAME --from FILE --op "
+            "FUNCTION`, then `kernel-builder emulate NAME`",
+        )
     capabilities = known_backends.get(backend).current_archs()
     digest = hashlib.sha256(json.dumps([content, capabilities], sort_keys=True).encode()).hexdigest()[:16]
     project = default_cache() / "inline" / digest

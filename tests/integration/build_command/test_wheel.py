@@ -108,6 +108,10 @@ def test_pip_installs_a_wheel(kernel_builder: Run, built: Path, tmp_path: Path) 
         assert beside.returncode == 0, beside.stderr
         assert [line.split()[1] for line in beside.stdout.splitlines()] == ["2.0", "2.0"]
 
+    # A variable chooses another backend than Torch's.
+    chosen = run_with_torch(f"{IMPORT}import stable_scale", site, KERNEL_BACKEND="cuda")
+    assert "no variant for this environment" in chosen.stderr and "KERNEL_BACKEND=cpu" in chosen.stderr
+
     # The error of a wheel for another Torch names its variants, the installed Torch and the remedy.
     variants = site / "stable_scale" / "build"
     (variants / CPU).rename(variants / "torch29-cxx11-cpu-x86_64-linux")
