@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +33,7 @@ from kernel_builder.toolchain import Toolchains
 
 _TEMPLATES = Path(__file__).parents[1] / "templates/aot"
 _HEADERS = ("images.h", "launch.h")
+_IMPORTS_CUTE = re.compile(r"^(import|from) (cutlass|cuda)\b", re.MULTILINE)
 
 
 def generate(project: Project, toolchains: Toolchains, mode: SandboxMode, jobs: int | None = None) -> Project:
@@ -106,6 +108,8 @@ def _write(
     source = Path(aot_toml.read(project.root)["source"])
     package = directory / "torch-ext" / project.python_name
     for name, path in project.python_files:
+        if _is_cute(project) and _IMPORTS_CUTE.search(path.read_text(encoding="utf-8")):
+            continue  # of kernels, which are compiled
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, package / name)
     text = (project.root / source).read_text(encoding="utf-8")
