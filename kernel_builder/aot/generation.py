@@ -1,15 +1,17 @@
 """Makes an ordinary kernel project of a Python-only project with an aot.toml: C++ with the cubins, and ops in Python.
 
-The generated project lies in the toolchain store under a digest of everything that determines it. It has the public
-format, so that any builder of it can build it.
+The generated project lies in the builder's cache under a digest of everything that determines it, until no build has
+used it for a month. It has the public format, so that any builder of it can build it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +30,11 @@ from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.toml_schema import TomlPlace
 from kernel_builder.config.variant import this_platform
+from kernel_builder.progress import Silent
+from kernel_builder.steps.cache import KEEP_SECONDS
 from kernel_builder.steps.confinement import SandboxMode
 from kernel_builder.toolchain import Toolchains
+from kernel_builder.toolchain.store import Store
 
 _TEMPLATES = Path(__file__).parents[1] / "templates/aot"
 _HEADERS = ("images.h", "launch.h")
@@ -51,7 +56,7 @@ def generate(project: Project, toolchains: Toolchains, mode: SandboxMode, jobs: 
     ops = read_ops(project, CuteReader if _is_cute(project) else None)
     archs = _capabilities(project)
     component = language.component(aot_toml.read(project.root))
-    name = f"aot-{_digest(project, archs, toolchains, component)[:32]}"
+    name = _digest(project, archs, toolchains, component)[:32]
 
     def fill(directory: Path) -> None:
         listed = [variant for op in ops for variant in variants(op)]
@@ -62,7 +67,12 @@ def generate(project: Project, toolchains: Toolchains, mode: SandboxMode, jobs: 
             kernels = compiled(project, language, listed, archs, toolchains, mode, jobs)
         _write(project, ops, kernels, archs, directory)
 
-    root = toolchains.derived(name, f"kernels of {project.name} compiled by {language.title}", fill)
+    store = Store(toolchains.cache / "generated", Silent())
+    root = store.obtain(
+        name, f"kernels of {project.name} compiled by {language.title}", lambda _, directory: fill(directory)
+    )
+    os.utime(root.parent)
+    store.clear(before=time.time() - KEEP_SECONDS)
     made = read_project(root)
     return replace(made, hub_repo_id=project.hub_repo_id, renamed=project.renamed)
 
