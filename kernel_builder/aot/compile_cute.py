@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,14 @@ def _compile(module: Any, job: dict[str, Any], out: Path) -> dict[str, Any]:
 
     symbols: dict[str, Any] = {}
     arguments = {name: _argument(parameter, symbols) for name, parameter in job["parameters"].items()}
-    compiled = cute.compile(getattr(module, job["kernel"]), **arguments)
+    try:
+        compiled = cute.compile(getattr(module, job["kernel"]), **arguments)
+    except Exception as error:
+        lines = [
+            frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == module.__file__
+        ]
+        error.line = getattr(error, "line", None) or (lines or [None])[-1]  # type: ignore[attr-defined]
+        raise
     operations = {str(each.attributes["sym_name"].value): each for each in compiled.ir_module.body.operations}
     binaries = [name for name in operations if name.endswith("_binary")]
     if len(binaries) != 1:

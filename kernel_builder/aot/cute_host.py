@@ -126,7 +126,7 @@ def translate(blocks: Sequence[Mapping[str, Any]], kernels: Sequence[str], where
         raise ConfigError(
             f"the compiled host code has {error}, which is not supported",
             where=where,
-            hint="let the @cute.jit function compute sizes, layouts and descriptors, and launch kernels only",
+            hint="let the @cute.jit function compute sizes and layouts only, and launch kernels on its stream",
         ) from error
 
 
@@ -139,6 +139,7 @@ class _Translator:
         self.variables: dict[str, list[str]] = {}
         self.sizes: set[str] = set()  # pointers to the size of shared memory
         self.streams: set[str] = set()
+        self.stops = False  # whether the block ends the process, after a message
         self.shared: int | None = 0
 
     def function(self) -> Host:
@@ -149,6 +150,7 @@ class _Translator:
             for position, (name, text) in enumerate(block["arguments"]):
                 kind = self.variable(name, text)
                 lines += [] if number else [f"v{name} = aot::load<{kind.cpp}>(arguments[{position}]);"]
+            self.stops = any(operation["name"] == "intr.trap" for operation in block["operations"])
             for operation in block["operations"]:
                 lines += self.statements(operation)
         lines = [f"{kind} {', '.join(names)};" for kind, names in self.variables.items()] + lines
@@ -158,7 +160,7 @@ class _Translator:
 
     def variable(self, name: str, text: str) -> Type:
         kind = parse_type(text)
-        self.variables.setdefault(kind.cpp.replace("char*", "aot::Pointer"), []).append(f"v{name}")
+        self.variables.setdefault(_declared(kind), []).append(f"v{name}")
         return kind
 
     def statements(self, operation: Mapping[str, Any]) -> Iterator[str]:
@@ -168,7 +170,7 @@ class _Translator:
         values = [self.constants.get(each, f"v{each}") for each in names]
         result, text = operation["results"][0] if operation["results"] else ("", "i32")
         callee = attributes.get("callee")
-        if name in _IGNORED or callee == "@printf":
+        if name in _IGNORED or (callee == "@printf" and self.stops):
             return
         if name == "mlir.constant":
             self.constants[result] = _constant(attributes["value"], parse_type(text))
@@ -176,10 +178,12 @@ class _Translator:
             self.constants[result] = "aot::Pointer{}"  # of a text for printf
             if attributes["global_name"] in self.kernels:
                 self.handles[result] = self.kernels[attributes["global_name"]]
+        elif name in ("mlir.undef", "mlir.poison", "mlir.zero"):
+            self.constants[result] = f"{_declared(parse_type(text))}{{}}"
         elif name == "load" and names[0] in self.handles:
             self.handles[result] = self.handles[names[0]]
         elif name == "store":
-            if names[1] in self.streams and values[0] == "aot::Pointer{}":
+            if names[1] in self.streams and names[0] in self.constants:
                 raise ValueError("a launch without the stream")
             if names[1] in self.sizes:
                 known = re.fullmatch(r"(\d+)ul", values[0])
@@ -206,7 +210,8 @@ class _Translator:
             yield f"aot::store<{part.cpp}>(v{result}.bytes + {offset}, {values[1]});" if part.size else ";"
         else:
             value = self.value(operation, result, parse_type(text), names, values)
-            if name == "alloca" or (name == "getelementptr" and len(names) == 1 and names[0] in self.constants):
+            is_constant = name in ("getelementptr", "inttoptr") and all(each in self.constants for each in names)
+            if name == "alloca" or is_constant:
                 self.constants[result] = value
                 return
             self.variable(result, text)
@@ -229,8 +234,6 @@ class _Translator:
         if template:
             signed = {f"s{position}": f"aot::as_signed({value})" for position, value in enumerate(values)}
             return f"static_cast<{kind.cpp}>({template.format(*values, **signed)})"
-        if name in ("mlir.undef", "mlir.poison", "mlir.zero"):
-            return f"{kind.cpp.replace('char*', 'aot::Pointer')}{{}}"
         if name in ("ptrtoint", "inttoptr"):
             return f"reinterpret_cast<{kind.cpp}>({values[0]})"
         if name == "load":
@@ -267,6 +270,10 @@ class _Translator:
             if index == _DYNAMIC:
                 terms.append(f"{size} * static_cast<int64_t>(aot::as_signed({next(operands)}))")
         return " + ".join([*terms, str(offset)] if offset else terms)
+
+
+def _declared(kind: Type) -> str:
+    return kind.cpp.replace("char*", "aot::Pointer")
 
 
 def _constant(text: str, kind: Type) -> str:
