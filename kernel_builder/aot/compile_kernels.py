@@ -68,6 +68,15 @@ def _import(directory: Path, package: str, module: str) -> Any:
     return importlib.import_module(module)
 
 
+class _Unsupported(Exception):
+    """A feature of Triton, at its first line in the author's module."""
+
+    def __init__(self, feature: str, module: Any) -> None:
+        super().__init__(f"{feature} is not supported: remove it")
+        lines = enumerate(Path(module.__file__).read_text().splitlines(), 1)
+        self.line = next((number for number, line in lines if f"{feature.rpartition('.')[2]}(" in line), None)
+
+
 def _compile(module: Any, job: dict[str, Any], out: Path) -> dict[str, Any]:
     import triton
     from triton.backends.compiler import GPUTarget
@@ -92,7 +101,7 @@ def _compile(module: Any, job: dict[str, Any], out: Path) -> dict[str, Any]:
     target = GPUTarget("cuda", job["capability"], 32)
     kernel = triton.compile(source, target=target, options=job["options"])
     if "vprintf" in kernel.asm["ptx"]:
-        raise ValueError("tl.device_print is not supported: remove it")
+        raise _Unsupported("tl.device_print", module)
     out.with_suffix(".cubin").write_bytes(kernel.asm["cubin"])
     out.with_suffix(".ptx").write_text(kernel.asm["ptx"])
     metadata = kernel.metadata
@@ -115,7 +124,8 @@ def _run(module: Any, jobs: list[dict[str, Any]], out: Path) -> None:
                 cause = cause.__cause__
             node = getattr(error, "node", None)
             first = getattr(getattr(module, job["kernel"], None), "starting_line_number", 1)
-            line = first + node.lineno - 1 if node is not None and hasattr(node, "lineno") else None
+            number: int | None = getattr(node, "lineno", None)
+            line = getattr(error, "line", None) if number is None else first + number - 1
             text = str(getattr(cause, "error_message", None) or cause) or type(cause).__name__
             result = {"error": text, "type": type(cause).__name__, "line": line}
         file.with_suffix(".json").write_text(json.dumps(result))

@@ -284,9 +284,9 @@ class _Reader:
         self, scope: Mapping[str, str], constants: Mapping[str, Any], passed: Mapping[str, str]
     ) -> Iterator[Config]:
         """Yield the rows. A row also needs the values that the launch function passes on as they are, such as flags."""
-        kernel = self.functions[self.table["kernel"]].args
-        names = [parameter.arg for parameter in kernel.args]
-        optional = set(names[len(names) - len(kernel.defaults) :])
+        kernel = self.functions[self.table["kernel"]]
+        names = [parameter.arg for parameter in kernel.args.args]
+        optional = set(names[len(names) - len(kernel.args.defaults) :])
         for row in self.table.get("config", ({},)):
             values = {name: value for name, value in row.items() if name != "when"}
             options = {**OPTIONS, **{name: constants[name] for name in OPTIONS if name in constants}}
@@ -294,13 +294,13 @@ class _Reader:
             for name in values:
                 if name not in names:
                     hint = f"it has {', '.join(names)}; options are when and {', '.join(OPTIONS)}"
-                    raise self.error("config", f"{name} is no parameter of {self.table['kernel']}", hint)
+                    raise self.error("config", f"{name} is neither a parameter of {kernel.name} nor an option", hint)
             known = {*values, *constants, *self.table["arguments"]}
             if missing := [name for name in names if name not in known and name not in optional]:
                 raise self.error(
                     "config",
-                    f"{', '.join(missing)} of {self.table['kernel']} has no value",
-                    "give it in `arguments`, `constants` or each row of `config`",
+                    f"{', '.join(missing)} of {kernel.name} has no value at build time",
+                    "list the values to compile in rows of `config`, or give one in `constants`",
                 )
             tests = [f"({row['when']})"] if "when" in row else []
             tests += [f"{text} == {values[name]}" for name, text in passed.items() if name in values and is_plain(text)]

@@ -1,14 +1,16 @@
 """Makes an ordinary kernel project of a Python-only project with an aot.toml: C++ with the cubins, and ops in Python.
 
-The generated project lies in the toolchain store under a digest of everything that determines it. It has the public
-format, so that any builder of it can build it.
+The generated project lies in the builder's cache under a digest of everything that determines it, until no build has
+used it for a month. It has the public format, so that any builder of it can build it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +28,11 @@ from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.toml_schema import TomlPlace
 from kernel_builder.config.variant import this_platform
+from kernel_builder.progress import Silent
+from kernel_builder.steps.cache import KEEP_SECONDS
 from kernel_builder.steps.confinement import SandboxMode
 from kernel_builder.toolchain import Toolchains
+from kernel_builder.toolchain.store import Store
 
 _TEMPLATES = Path(__file__).parents[1] / "templates/aot"
 _HEADERS = ("images.h", "launch.h")
@@ -46,14 +51,17 @@ def generate(project: Project, toolchains: Toolchains, mode: SandboxMode, jobs: 
     """
     ops = read_ops(project)
     archs = _capabilities(project)
-    name = f"aot-{_digest(project, archs, toolchains)[:32]}"
+    name = _digest(project, archs, toolchains)[:32]
 
     def fill(directory: Path) -> None:
         listed = [variant for op in ops for variant in variants(op)]
         cubins = compile_all(project, listed, archs, toolchains, mode, jobs)
         _write(project, ops, cubins, archs, directory)
 
-    root = toolchains.derived(name, f"kernels of {project.name} compiled by Triton", fill)
+    store = Store(toolchains.cache / "generated", Silent())
+    root = store.obtain(name, f"kernels of {project.name} compiled by Triton", lambda _, directory: fill(directory))
+    os.utime(root.parent)
+    store.clear(before=time.time() - KEEP_SECONDS)
     made = read_project(root)
     return replace(made, hub_repo_id=project.hub_repo_id, renamed=project.renamed)
 

@@ -21,7 +21,7 @@ from kernel_format.release import Release
 
 FILE = "aot.toml"
 SCHEMA: Mapping[str, Any] = json.loads(Path(__file__).with_name("aot.schema.json").read_text())
-_READER = SchemaReader(SCHEMA["definitions"])
+_READER = SchemaReader(SCHEMA["definitions"], "docs/triton.md")
 STABLE_ABI = Release(2, 10)
 # From 9.0 on, Triton's code runs on GPUs of exactly its capability; 8.6 and 8.9 have less shared memory than 8.0.
 CAPABILITIES = ("8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0")

@@ -31,7 +31,7 @@ FILE = "build.toml"
 _MOST_BYTES = 1_000_000
 
 SCHEMA: Mapping[str, Any] = json.loads(Path(__file__).with_name("build.schema.json").read_text())
-_READER = SchemaReader(SCHEMA["definitions"])
+_READER = SchemaReader(SCHEMA["definitions"], "docs/build-toml.md")
 NAME: str = SCHEMA["definitions"]["name"]["pattern"]
 REPO_ID: str = SCHEMA["definitions"]["repo-id"]["pattern"]
 # Packages that kernels of all backends may import besides the standard library and Torch. The public client refuses

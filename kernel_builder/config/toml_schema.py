@@ -54,9 +54,10 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True)
 class SchemaReader:
-    """Reads values by schemas that may refer to `definitions`."""
+    """Reads values by schemas that may refer to `definitions`; `docs` is the page that describes the keys."""
 
     definitions: Mapping[str, Any]
+    docs: str
 
     def read(self, value: Any, schema: Any, place: TomlPlace) -> Any:
         """Return a value that a schema describes.
@@ -98,7 +99,7 @@ class SchemaReader:
             raise ConfigError(
                 f"is missing{more}",
                 where=str(place.at(missing[0])),
-                hint=f"add {'them' if more else 'it'}; docs/build-toml.md has the values",
+                hint=f"add {'them' if more else 'it'}; {self.docs} has the values",
             )
         choices = [key for choice in schema.get("oneOf", ()) for key in choice["required"]]
         given = [key for key in choices if key in value]

@@ -96,7 +96,7 @@ def test_sampling_among_the_best_candidates(blocks):
     for warper in warpers:
         scores, values = warper(None, scores), warper(None, values)
     expected = scores.softmax(-1)
-    given = SimpleNamespace(processors=warpers, config=SimpleNamespace(do_sample=True), keeps_scores=False)
+    given = SimpleNamespace(processors=warpers, config=SimpleNamespace(do_sample=True))
     assert call.candidates(given, 2000) == (0, 128)
     assert call.candidates(given, 500) == (3, 0)
     torch.testing.assert_close(torch.zeros_like(expected).scatter(1, tokens, values.softmax(-1)), expected)

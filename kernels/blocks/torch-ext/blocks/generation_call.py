@@ -50,7 +50,6 @@ class GenerateCall:
         takes_masks_by_type: Whether the model takes a mask for each type of its layers, by name.
         eos: The ids that end a sequence, or None.
         pad: The token that continues finished sequences, or None.
-        keeps_scores, keeps_logits: Whether the caller gets them.
         by_hand: Why tokens are chosen outside of the graph, or None.
         key: Equal for calls that one graph can serve.
     """
@@ -115,11 +114,10 @@ class GenerateCall:
         self.max_length: int = self.criteria.max_length
         self.is_filled = bool(config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False))
         self.windows = self._windows(model.config.get_text_config(decoder=True))
-        self.keeps_scores = bool(config.return_dict_in_generate and config.output_scores)
-        self.keeps_logits = bool(config.return_dict_in_generate and config.output_logits)
         self.deadline: Optional[float] = None
         self.eos: Optional[Tensor] = None
-        self.by_hand = "the caller gets scores or logits" if self.keeps_scores or self.keeps_logits else None
+        keeps = config.return_dict_in_generate and (config.output_scores or config.output_logits)
+        self.by_hand = "the caller gets scores or logits" if keeps else None
         for criterion in self.criteria:
             if type(criterion) is MaxTimeCriteria:
                 self.deadline = criterion.initial_timestamp + criterion.max_time
