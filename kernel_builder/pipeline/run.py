@@ -196,7 +196,7 @@ class _Run:
             return plan([(project, [variant])], self.toolchains).variants
         generated = self.generated.get(project.root)
         if generated is None:
-            self.progress.say(f"{project.name}: compiling Triton kernels, if they are not in the cache")
+            self.progress.say(f"{project.name}: compiling its kernels ahead of time, if they are not in the cache")
             generated = generation.generate(project, self.toolchains, self.request.sandbox, self.request.jobs)
             self.generated[project.root] = generated
             if self.request.keep_generated:

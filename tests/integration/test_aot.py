@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from kernels.variants import parse_variant, resolve_variants
 
-from kernel_builder.aot.compiling import triton
+from kernel_builder.aot.compiling import TRITON
 from kernel_builder.cli import main
 from kernel_builder.toolchain import Toolchains
 from kernel_format.cache_directory import default_cache
@@ -26,7 +26,7 @@ NOARCH = "torch-cuda"
 @pytest.fixture(scope="module", autouse=True)
 def _triton() -> None:
     tools = Toolchains()
-    tree = tools.lock[triton({})]["any"]
+    tree = tools.lock[TRITON.component({})]["any"]
     if tools.store.find(tree.name) is None:
         pytest.skip(
             "Triton is not in the toolchain store: kernel-builder build of a project with an aot.toml fetches it"
