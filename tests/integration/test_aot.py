@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from kernels.variants import parse_variant, resolve_variants
 
-from kernel_builder.aot.compiling import triton
 from kernel_builder.cli import main
-from kernel_builder.toolchain import Toolchains
 from kernel_format.cache_directory import default_cache
-from tests.support.places import CPU, CUDA
+from tests.support.places import CUDA
+from tests.support.triton_store import require_triton
 from tests.unit.aot.test_declaration import AOT, KERNELS, project
 
 NOARCH = "torch-cuda"
@@ -25,12 +23,7 @@ NOARCH = "torch-cuda"
 
 @pytest.fixture(scope="module", autouse=True)
 def _triton() -> None:
-    tools = Toolchains()
-    tree = tools.lock[triton({})]["any"]
-    if tools.store.find(tree.name) is None:
-        pytest.skip(
-            "Triton is not in the toolchain store: kernel-builder build of a project with an aot.toml fetches it"
-        )
+    require_triton()
 
 
 def build(directory: Path, *options: str, capability: str = "9.0") -> dict[str, Any]:
@@ -55,12 +48,6 @@ def test_the_binary_package_has_no_triton(built: Path) -> None:
     (library,) = package.glob("*.so")
     assert b"libcuda.so" not in library.read_bytes()
     assert json.loads((package / "metadata.json").read_text())["backend"]["archs"] == ["9.0"]
-
-
-def test_the_client_prefers_binaries_to_python() -> None:
-    names = ["torch-cpu", CPU]
-    variants, _ = resolve_variants([parse_variant(name) for name in names], backend="cpu")
-    assert [variant.variant_str for variant in variants] == names[::-1]
 
 
 def test_two_builds_give_the_same_bytes(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
