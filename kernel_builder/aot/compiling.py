@@ -27,6 +27,8 @@ _PLATFORM = "x86_64-linux"
 # Capability -> bytes of shared memory that a block may use.
 _SHARED = {"8.6": 101_376, "8.9": 101_376, "12.0": 101_376, "12.1": 101_376, "8.0": 166_912, "8.7": 166_912}
 _SHARED_FROM_9 = 232_448
+_SHARED |= {"gfx950": 163_840}
+_SHARED_OF_AMD = 65_536
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Cubin:
     """Machine code of a kernel for one capability, or PTX, and the launch that it needs.
 
     Attributes:
-        capability: 90 for 9.0.
+        capability: 90 for 9.0, and 0x942 for gfx942.
         image: The cubin, or PTX that ends in a zero byte.
         scratch: Bytes of global memory that each block needs.
     """
@@ -48,6 +50,11 @@ class Cubin:
     scratch: int
 
 
+def arch_number(arch: str) -> int:
+    """Return the number of an architecture in generated code: 90 for 9.0, and 0x942 for gfx942."""
+    return int(arch.removeprefix("gfx"), 16) if arch.startswith("gfx") else int(arch.replace(".", ""))
+
+
 def triton(tables: Mapping[str, Any]) -> str:
     """Return the component with the Triton of an aot.toml for this Python."""
     version = tables.get("triton", aot_toml.SCHEMA["properties"]["triton"]["enum"][0])
@@ -57,7 +64,7 @@ def triton(tables: Mapping[str, Any]) -> str:
 def compile_all(
     project: Project,
     variants: Sequence[Variant],
-    capabilities: Sequence[str],
+    archs: Sequence[str],
     toolchains: Toolchains,
     mode: SandboxMode,
     jobs: int | None,
@@ -78,8 +85,7 @@ def compile_all(
     root = toolchains.component(triton(tables)).root
     source = Path(tables["source"])
     package = project.python_name
-    numbers = [int(capability.replace(".", "")) for capability in capabilities]
-    pairs = [(variant, number) for variant in variants for number in numbers]
+    pairs = [(variant, arch) for variant in variants for arch in archs]
     request = {
         "package": package,
         "module": ".".join(source.with_suffix("").parts[1:]),
@@ -92,9 +98,9 @@ def compile_all(
                 "constants": dict(variant.constants),
                 "divisible": variant.divisible,
                 "options": dict(variant.config.options),
-                "capability": number,
+                "target": _target(arch),
             }
-            for position, (variant, number) in enumerate(pairs)
+            for position, (variant, arch) in enumerate(pairs)
         ],
     }
     with temporary_directory() as scratch:
@@ -106,8 +112,13 @@ def compile_all(
         (scratch / "request.json").write_text(json.dumps(request))
         _run(scratch, root, confinement.chosen(mode, toolchains.host().path))
         cubins = list(_results(scratch / "out", pairs, project.root / source, bool(tables.get("ptx"))))
-    size = len(numbers)
+    size = len(archs)
     return [_with_ptx(cubins[start : start + size]) for start in range(0, len(cubins), size)]
+
+
+def _target(arch: str) -> tuple[str, str | int, int]:
+    """Return the arguments of Triton's GPUTarget. AMD's compiler replaces the size of a warp where it is another."""
+    return ("hip", arch, 64) if arch.startswith("gfx") else ("cuda", arch_number(arch), 32)
 
 
 def _run(scratch: Path, root: Path, chosen: confinement.Confinement) -> None:
@@ -136,7 +147,7 @@ def _run(scratch: Path, root: Path, chosen: confinement.Confinement) -> None:
         raise BuildError(f"Triton ended with status {done.returncode}", where="triton", output=done.stdout[-4000:])
 
 
-def _results(out: Path, pairs: Iterable[tuple[Variant, int]], source: Path, ptx: bool) -> Iterable[tuple[Cubin, bytes]]:
+def _results(out: Path, pairs: Iterable[tuple[Variant, str]], source: Path, ptx: bool) -> Iterable[tuple[Cubin, bytes]]:
     if (out / "error.json").exists():
         error = json.loads(_read(out / "error.json"))["error"]
         raise ConfigError(
@@ -144,9 +155,9 @@ def _results(out: Path, pairs: Iterable[tuple[Variant, int]], source: Path, ptx:
             where=str(source),
             hint="keep code that needs other modules at import out of the module with the kernels",
         )
-    for number, (variant, capability) in enumerate(pairs):
+    for number, (variant, arch) in enumerate(pairs):
         file = out / f"{number}.json"
-        title = f"{variant.label} for capability {capability / 10}"
+        title = f"{variant.label} for {arch}" if arch.startswith("gfx") else f"{variant.label} for capability {arch}"
         if not file.exists():
             raise BuildError(f"Triton's process ended while it compiled {title}", where=str(source))
         result: dict[str, Any] = json.loads(_read(file))
@@ -157,16 +168,16 @@ def _results(out: Path, pairs: Iterable[tuple[Variant, int]], source: Path, ptx:
                 where=f"{source}{line}",
                 hint="correct the kernel, or its types and values in aot.toml",
             )
-        limit = _SHARED.get(str(capability / 10), _SHARED_FROM_9)
+        limit = _SHARED.get(arch, _SHARED_OF_AMD if arch.startswith("gfx") else _SHARED_FROM_9)
         if result["shared"] > limit:
             raise ConfigError(
                 f"{title} needs {result['shared']} bytes of shared memory, and a block has {limit}",
                 where=str(source),
-                hint="use smaller blocks or a smaller num_stages, or leave the capability out of `capabilities` in "
-                "aot.toml",
+                hint=f"use smaller blocks or a smaller num_stages, or leave {arch} out of "
+                + ("`rocm_archs` in build.toml" if arch.startswith("gfx") else "`capabilities` in aot.toml"),
             )
         text = _read(file.with_suffix(".ptx")) + b"\0" if ptx else b""
-        yield Cubin(capability, is_ptx=False, image=_read(file.with_suffix(".cubin")), **result), text
+        yield Cubin(arch_number(arch), is_ptx=False, image=_read(file.with_suffix(".cubin")), **result), text
 
 
 def _read(path: Path) -> bytes:

@@ -20,11 +20,11 @@ import tomlkit
 
 from kernel_builder import toml_file
 from kernel_builder.aot import cpp_code, python_code
-from kernel_builder.aot.compiling import Cubin, compile_all, triton
+from kernel_builder.aot.compiling import Cubin, arch_number, compile_all, triton
 from kernel_builder.aot.declaration import Op, read_ops, variants
-from kernel_builder.backends.cuda.releases import capabilities, capability_key
+from kernel_builder.backends import CompiledBackend
 from kernel_builder.config import aot_toml, build_toml, editions, offered
-from kernel_builder.config.project import Project
+from kernel_builder.config.project import Backend, Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.toml_schema import TomlPlace
 from kernel_builder.config.variant import this_platform
@@ -35,11 +35,13 @@ from kernel_builder.toolchain import Toolchains
 from kernel_builder.toolchain.store import Store
 
 _TEMPLATES = Path(__file__).parents[1] / "templates/aot"
-_HEADERS = ("images.h", "launch.h")
+_HEADERS = ("driver.h", "images.h", "launch.h")
 
 
-def generate(project: Project, toolchains: Toolchains, mode: SandboxMode, jobs: int | None = None) -> Project:
-    """Return the project that the binary packages of a project are built of.
+def generate(
+    project: Project, backend: Backend, toolchains: Toolchains, mode: SandboxMode, jobs: int | None = None
+) -> Project:
+    """Return the project that the binary packages of a project for CUDA or ROCm are built of.
 
     Args:
         mode: Whether Triton runs in a sandbox; see `confinement`.
@@ -50,13 +52,13 @@ def generate(project: Project, toolchains: Toolchains, mode: SandboxMode, jobs: 
         FetchError, StoreError, ToolchainError: If Triton cannot be fetched, stored or run.
     """
     ops = read_ops(project)
-    archs = _capabilities(project)
+    archs = _archs(project, backend)
     name = _digest(project, archs, toolchains)[:32]
 
     def fill(directory: Path) -> None:
         listed = [variant for op in ops for variant in variants(op)]
         cubins = compile_all(project, listed, archs, toolchains, mode, jobs)
-        _write(project, ops, cubins, archs, directory)
+        _write(project, ops, cubins, backend, archs, directory)
 
     store = Store(toolchains.cache / "generated", Silent())
     root = store.obtain(name, f"kernels of {project.name} compiled by Triton", lambda _, directory: fill(directory))
@@ -66,13 +68,14 @@ def generate(project: Project, toolchains: Toolchains, mode: SandboxMode, jobs: 
     return replace(made, hub_repo_id=project.hub_repo_id, renamed=project.renamed)
 
 
-def _capabilities(project: Project) -> list[str]:
-    """Return the capabilities that one of the CUDA releases of the project's packages has, ascending."""
+def _archs(project: Project, backend: Backend) -> list[str]:
+    """Return the architectures that one of the releases of the project's packages has, ascending."""
     assert project.ahead_of_time is not None
-    (kernel,) = project.ahead_of_time.kernels
-    releases = {variant.release for variant in offered.variants(project.ahead_of_time)}
-    every = {each for release in releases if release for each in capabilities(kernel, release, this_platform())}
-    return sorted(every, key=capability_key)
+    kernels = [kernel for kernel in project.ahead_of_time.kernels if kernel.backend is backend]
+    releases = {each.release for each in offered.variants(project.ahead_of_time) if each.backend is backend}
+    assert isinstance(backend, CompiledBackend)
+    every = {arch for release in releases for arch in backend.archs(kernels, release, this_platform())}
+    return sorted(every, key=arch_number)
 
 
 def write(generated: Project, directory: Path) -> None:
@@ -98,6 +101,7 @@ def _write(
     project: Project,
     ops: Sequence[Op],
     cubins: Sequence[tuple[Cubin, ...]],
+    backend: Backend,
     archs: Sequence[str],
     directory: Path,
 ) -> None:
@@ -121,25 +125,24 @@ def _write(
     for name, content in sources.items():
         (code / name).write_text(content, encoding="utf-8")
     files = [f"aot/{name}" for name in (*_HEADERS, *sources)]
-    (directory / build_toml.FILE).write_text(_build_toml(project, files, archs), encoding="utf-8")
+    (directory / build_toml.FILE).write_text(_build_toml(project, files, backend.name, archs), encoding="utf-8")
 
 
-def _build_toml(project: Project, files: Sequence[str], archs: Sequence[str]) -> str:
+def _build_toml(project: Project, files: Sequence[str], backend: str, archs: Sequence[str]) -> str:
     where = str(project.root / build_toml.FILE)
     document, _ = editions.as_current(toml_file.read(project.root / build_toml.FILE), TomlPlace(where))
     general: Mapping[str, Any] = document["general"]
-    backends = ("cuda",)
-    kept = {name: value for name, value in general.items() if not isinstance(value, dict) or name in ("hub", *backends)}
+    kept = {name: value for name, value in general.items() if not isinstance(value, dict) or name in ("hub", backend)}
     framework = {key: value for key, value in document["torch-noarch"].items() if key == "pyext"}
     kernel = {
-        "language": "cpp-cuda",
-        "cuda-capabilities": list(archs),
+        "language": f"cpp-{backend}",
+        {"cuda": "cuda-capabilities", "rocm": "rocm-archs"}[backend]: list(archs),
         "depends": ["torch"],
         "include": ["."],
         "src": list(files),
     }
     made = {
-        "general": {**kept, "edition": 6, "backends": list(backends)},
+        "general": {**kept, "edition": 6, "backends": [backend]},
         "torch": {**framework, "stable-abi": str(aot_toml.STABLE_ABI), "src": []},
         "kernel": {project.python_name: kernel},
     }

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from kernel_builder.backends.rocm import NOT_RUN, ROCM
 from kernel_builder.cli import main
 from kernel_format.cache_directory import default_cache
 from tests.support.places import CUDA
@@ -99,7 +100,26 @@ def test_a_capability_with_too_little_shared_memory_is_named(tmp_path: Path) -> 
     (failure,) = build(project(tmp_path / "p", aot, kernels).root, capability="8.6")["failures"]
     (error,) = failure["errors"]
     assert "for capability 8.6 needs 114688 bytes of shared memory, and a block has 101376" in error["message"]
-    assert "leave the capability out of `capabilities`" in error["hint"]
+    assert "leave 8.6 out of `capabilities` in aot.toml" in error["hint"]
+
+
+@pytest.mark.nightly
+def test_the_same_source_is_compiled_for_every_architecture_of_rocm(tmp_path: Path) -> None:
+    root = project(tmp_path / "p", re.sub("divisible = .*", "", AOT.replace(', "float32"', ""))).root
+    text = (root / "build.toml").read_text().replace('["cuda"]', '["cuda", "rocm"]')
+    (root / "build.toml").write_text(f"{text}rocm_archs = {json.dumps(ROCM.known_archs())}\n")
+    variant = "torch-stable-abi210-rocm72-x86_64-linux"
+    command = ["build", str(root), "--variant", variant, "--no-load", "--json"]
+    answer = json.loads(CliRunner().invoke(main, command).stdout)
+    assert [package["variant"] for package in answer["packages"]] == [variant], answer
+    package = root / "build" / variant
+    metadata = json.loads((package / "metadata.json").read_text())
+    assert metadata["backend"]["archs"] == ROCM.known_archs()
+    assert metadata["provenance"]["status"] == NOT_RUN
+    (library,) = package.glob("*.so")
+    targets = re.findall(rb"amdgcn-amd-amdhsa--(gfx\w+)", library.read_bytes())
+    assert {target.decode() for target in targets} == set(ROCM.known_archs())
+    assert "import triton" not in (package / "kernels.py").read_text()
 
 
 def test_a_link_in_place_of_machine_code_is_never_followed(tmp_path: Path) -> None:
@@ -113,7 +133,7 @@ def test_a_link_in_place_of_machine_code_is_never_followed(tmp_path: Path) -> No
 
 def test_the_generated_project_is_shown(built: Path, tmp_path: Path) -> None:
     build(built, "--keep-generated", str(tmp_path / "shown"))
-    shown = tmp_path / "shown/scale"
+    shown = tmp_path / "shown/scale/cuda"
     assert {path.name for path in (shown / "aot").iterdir()} >= {"scale.cpp", "launch.h", "binding.cpp"}
     assert len((shown / "aot/scale.cpp").read_text().splitlines()) <= 200
     assert AOT.splitlines()[0] not in (shown / "build.toml").read_text()
