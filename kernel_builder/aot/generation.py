@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,9 @@ from typing import Any
 import tomlkit
 
 from kernel_builder import toml_file
-from kernel_builder.aot import cpp_code, python_code
-from kernel_builder.aot.compiling import Cubin, arch_number, compile_all, triton
+from kernel_builder.aot import cpp_code, cute_code, python_code
+from kernel_builder.aot.compiling import TRITON, arch_number, compile_all, compiled
+from kernel_builder.aot.cute_declaration import CuteOp, CuteReader
 from kernel_builder.aot.declaration import Op, read_ops, variants
 from kernel_builder.backends import CompiledBackend
 from kernel_builder.config import aot_toml, build_toml, editions, offered
@@ -36,6 +38,7 @@ from kernel_builder.toolchain.store import Store
 
 _TEMPLATES = Path(__file__).parents[1] / "templates/aot"
 _HEADERS = ("driver.h", "images.h", "launch.h")
+_IMPORTS_CUTE = re.compile(r"^(import|from) (cutlass|cuda)\b", re.MULTILINE)
 
 
 def generate(
@@ -51,21 +54,33 @@ def generate(
         ConfigError: If aot.toml does not fit the kernels, or a kernel does not compile.
         FetchError, StoreError, ToolchainError: If Triton cannot be fetched, stored or run.
     """
-    ops = read_ops(project)
+    language = cute_code.CUTE_DSL if _is_cute(project) else TRITON
+    ops = read_ops(project, CuteReader if _is_cute(project) else None)
     archs = _archs(project, backend)
-    name = _digest(project, archs, toolchains)[:32]
+    component = language.component(aot_toml.read(project.root))
+    name = _digest(project, archs, toolchains, component)[:32]
 
     def fill(directory: Path) -> None:
         listed = [variant for op in ops for variant in variants(op)]
-        cubins = compile_all(project, listed, archs, toolchains, mode, jobs)
-        _write(project, ops, cubins, backend, archs, directory)
+        kernels: Sequence[Any]
+        if language is TRITON:
+            kernels = compile_all(project, listed, archs, toolchains, mode, jobs)
+        else:
+            kernels = compiled(project, language, listed, archs, toolchains, mode, jobs)
+        _write(project, ops, kernels, backend, archs, directory)
 
     store = Store(toolchains.cache / "generated", Silent())
-    root = store.obtain(name, f"kernels of {project.name} compiled by Triton", lambda _, directory: fill(directory))
+    root = store.obtain(
+        name, f"kernels of {project.name} compiled by {language.title}", lambda _, directory: fill(directory)
+    )
     os.utime(root.parent)
     store.clear(before=time.time() - KEEP_SECONDS)
     made = read_project(root)
     return replace(made, hub_repo_id=project.hub_repo_id, renamed=project.renamed)
+
+
+def _is_cute(project: Project) -> bool:
+    return aot_toml.read(project.root).get("language") == "cute-dsl"
 
 
 def _archs(project: Project, backend: Backend) -> list[str]:
@@ -85,9 +100,8 @@ def write(generated: Project, directory: Path) -> None:
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
-def _digest(project: Project, archs: Sequence[str], toolchains: Toolchains) -> str:
+def _digest(project: Project, archs: Sequence[str], toolchains: Toolchains, component: str) -> str:
     inputs: list[Any] = [project.name, project.version, archs]
-    component = triton(aot_toml.read(project.root))
     inputs.append(sorted((platform, tree.identity) for platform, tree in toolchains.lock.get(component, {}).items()))
     here = Path(__file__).parent
     own = [*here.glob("*.py"), *_TEMPLATES.iterdir()]
@@ -100,7 +114,7 @@ def _digest(project: Project, archs: Sequence[str], toolchains: Toolchains) -> s
 def _write(
     project: Project,
     ops: Sequence[Op],
-    cubins: Sequence[tuple[Cubin, ...]],
+    kernels: Sequence[Any],
     backend: Backend,
     archs: Sequence[str],
     directory: Path,
@@ -108,23 +122,29 @@ def _write(
     source = Path(aot_toml.read(project.root)["source"])
     package = directory / "torch-ext" / project.python_name
     for name, path in project.python_files:
+        if _is_cute(project) and _IMPORTS_CUTE.search(path.read_text(encoding="utf-8")):
+            continue  # of kernels, which are compiled
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, package / name)
     text = (project.root / source).read_text(encoding="utf-8")
     (directory / source).write_text(python_code.module(ops, text, source.as_posix(), len(source.parts) - 2))
     code = directory / "aot"
     code.mkdir()
-    for name in _HEADERS:
+    headers = (*_HEADERS, "cute.h") if _is_cute(project) else _HEADERS
+    for name in headers:
         shutil.copyfile(_TEMPLATES / name, code / name)
     sources = {"binding.cpp": cpp_code.binding(project.name, ops)}
-    remaining = iter(cubins)
+    remaining = iter(kernels)
     for op in ops:
         own = [next(remaining) for _ in variants(op)]
+        if isinstance(op, CuteOp):
+            sources |= cute_code.sources(op, own, source.as_posix())
+            continue
         sources[f"{op.name}.cpp"] = cpp_code.launcher(op, source.as_posix())
         sources[f"{op.name}_cubins.cpp"] = cpp_code.images(op, own)
     for name, content in sources.items():
         (code / name).write_text(content, encoding="utf-8")
-    files = [f"aot/{name}" for name in (*_HEADERS, *sources)]
+    files = [f"aot/{name}" for name in (*headers, *sources)]
     (directory / build_toml.FILE).write_text(_build_toml(project, files, backend.name, archs), encoding="utf-8")
 
 

@@ -58,14 +58,16 @@ def compiled(project: Project) -> Project | None:
             where=str(path),
             hint="move the Triton kernels into a Python-only project of their own, or remove the file",
         )
-    backends = tuple(backend for backend in project.backends if backend.name in ("cuda", "rocm"))
+    tables = read(project.root)
+    names = ("cuda",) if tables.get("language") == "cute-dsl" else ("cuda", "rocm")
+    backends = tuple(backend for backend in project.backends if backend.name in names)
     if not backends:
         raise ConfigError(
-            "Triton kernels are compiled for CUDA and ROCm, and `backends` in build.toml has neither",
+            f"its kernels are compiled for {' and '.join(names)}, and `backends` in build.toml has none of them",
             where=str(path),
             hint='add "cuda" to `backends`',
         )
-    capabilities = tuple(read(project.root).get("capabilities", CAPABILITIES))
+    capabilities = tuple(tables.get("capabilities", CAPABILITIES))
     archs = project.framework.rocm_archs
     return replace(
         project,

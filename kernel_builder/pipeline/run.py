@@ -199,13 +199,14 @@ class _Run:
         generated = self.generated.get(key)
         if generated is None:
             title = f"{project.name} for {variant.backend.title}"
-            self.progress.say(f"{title}: compiling Triton kernels, if they are not in the cache")
+            self.progress.say(f"{title}: compiling its kernels ahead of time, if they are not in the cache")
             generated = generation.generate(
                 project, variant.backend, self.toolchains, self.request.sandbox, self.request.jobs
             )
             self.generated[key] = generated
             if self.request.keep_generated:
-                generation.write(generated, self.request.keep_generated / project.name / variant.backend.name)
+                name = project.name if variant.backend.name == "cuda" else f"{project.name}-{variant.backend.name}"
+                generation.write(generated, self.request.keep_generated / name)
         sources = recorded_sources.record_ahead_of_time(project)
         planned = plan([(generated, [variant])], self.toolchains).variants
         return [replace(each, sources=sources) for each in planned]

@@ -133,7 +133,7 @@ def test_a_link_in_place_of_machine_code_is_never_followed(tmp_path: Path) -> No
 
 def test_the_generated_project_is_shown(built: Path, tmp_path: Path) -> None:
     build(built, "--keep-generated", str(tmp_path / "shown"))
-    shown = tmp_path / "shown/scale/cuda"
+    shown = tmp_path / "shown/scale"
     assert {path.name for path in (shown / "aot").iterdir()} >= {"scale.cpp", "launch.h", "binding.cpp"}
     assert len((shown / "aot/scale.cpp").read_text().splitlines()) <= 200
     assert AOT.splitlines()[0] not in (shown / "build.toml").read_text()
