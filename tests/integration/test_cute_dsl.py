@@ -61,9 +61,9 @@ def test_two_generated_projects_have_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name / "cache").mkdir(parents=True)
         (tmp_path / name / "cache/toolchains").symlink_to(default_cache() / "toolchains")
-        made = generation.generate(
-            read_project(project(tmp_path / name / "p")), Toolchains(cache=tmp_path / name / "cache"), "auto"
-        )
+        toolchains = Toolchains(cache=tmp_path / name / "cache")
+        author = read_project(project(tmp_path / name / "p"))
+        made = generation.generate(author, known_backends.get("cuda"), toolchains, "auto")
         assert made.root.is_relative_to(tmp_path / name)
         files = [path for path in made.root.rglob("*") if path.is_file()]
         generated.append({path.relative_to(made.root): path.read_bytes() for path in files})
