@@ -14,6 +14,7 @@ The downloads are removed before that: if the tree exists, callers use it withou
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import time
@@ -141,14 +142,20 @@ class Store:
         for path in sorted(present - files.keys()):
             yield home / "tree" / path, "was added"
 
-    def clear(self) -> int:
-        """Remove all trees, incomplete downloads and cached probes, without those in use. Return the bytes freed."""
+    def clear(self, before: float = math.inf) -> int:
+        """Remove all trees, incomplete downloads and cached probes, without those in use. Return the bytes freed.
+
+        Args:
+            before: Remove only files and trees that were last written at an earlier time, in seconds of the epoch.
+        """
         freed = 0
         with self._writing():
             for path in [*self.root.glob("trees/*"), *self.root.glob("scratch/*"), *self.root.glob("probes")]:
                 name = path.name.removeprefix(".").removesuffix(".new")
                 (self.root / "locks").mkdir(exist_ok=True)
                 with suppress(_InUse), locked(self.root / "locks" / name, waiting=_give_up):
+                    if not path.exists() or path.stat().st_mtime >= before:
+                        continue
                     freed += _size(path)
                     # Rename first: a tree is complete or gone even if this process is killed while removing it.
                     hidden = path.with_name(f".{name}.new")

@@ -193,7 +193,7 @@ def test_generate(blocks, name):
     print(report)
     assert not counts.eager
     assert not counts.eager_steps
-    assert counts.steps > 10 * counts.captured
+    assert counts.replays > 10 * counts.captured
     blocks.restore(model)
     assert counts.memory == 0
     assert torch.equal(generate_on_gpu(model), expected[0])

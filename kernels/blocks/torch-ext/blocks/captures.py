@@ -13,7 +13,7 @@ from .calls import Refused, refuse_if
 from .fusions import fuse
 from .gpu import Gpu
 from .recording import Recording, Unrecorded
-from .report import Counts, Report
+from .report import GraphCounts, Report
 from .snapshots import Snapshot
 
 
@@ -24,8 +24,8 @@ class Captures:
         counts: For the report.
     """
 
-    def __init__(self, cls: type, report: Report, counts: Counts, gpu: Optional[Gpu] = None) -> None:
-        self.counts = counts
+    def __init__(self, cls: type, report: Report, gpu: Optional[Gpu] = None) -> None:
+        self.counts = GraphCounts()
         self._cls = cls
         self._report = report
         self._gpu = gpu or Gpu()

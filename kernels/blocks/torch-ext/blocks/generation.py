@@ -27,7 +27,7 @@ from .decoding import fuse_step
 from .generation_call import GenerateCall
 from .generation_state import State
 from .gpu import Gpu
-from .report import GenerationCounts, Report
+from .report import Report
 
 # Memory of calls that is kept for later ones: of sizes of batches, and of threads.
 _STATES = 4
@@ -40,10 +40,8 @@ _ROOM = 512
 class Decoder(Captures):
     """Runs the decoding loop of one model."""
 
-    counts: GenerationCounts
-
     def __init__(self, cls: type, report: Report, gpu: Optional[Gpu] = None) -> None:
-        super().__init__(cls, report, GenerationCounts(), gpu)
+        super().__init__(cls, report, gpu)
         self._states: set[State] = set()
         self._free: list[State] = []  # that no call uses, the last used one last
         self._refused: dict[Any, str] = {}
@@ -84,7 +82,7 @@ class Decoder(Captures):
         except Refused as refused:
             self.counts.eager[str(refused)] += 1
             return own(input_ids, **arguments, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
-        self.counts.calls += 1
+        self.counts.generated += 1
         if call.by_hand is not None:
             self.counts.by_hand[call.by_hand] += 1
         self._thread.is_active = True
@@ -129,8 +127,8 @@ class Decoder(Captures):
             self._count()
 
     def _count(self) -> None:
-        has_graphs = any(state.graphs for state in self._states)
-        self.counts.memory = sum(state.bytes for state in self._states) + (self._pool_bytes if has_graphs else 0)
+        self.counts.held = sum(len(state.graphs) for state in self._states)
+        self.counts.memory = sum(state.bytes for state in self._states) + (self._pool_bytes if self.counts.held else 0)
 
     # --- one call ----------------------------------------------------------------------------------------------------
 
@@ -226,7 +224,7 @@ class Decoder(Captures):
                 if replay is not None:
                     state.graphs.move_to_end(call.key)
                     replay()
-                    self.counts.steps += 1
+                    self.counts.replays += 1
                 else:
                     finish(compute(forward))
                     self.counts.eager_steps[self._refused[call.key]] += 1

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer, StaticSlidingWindowLayer
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from .generation_call import GenerateCall
 
@@ -18,64 +18,40 @@ _KINDS = {False: "full_attention", True: "sliding_attention"}  # transformers' n
 
 
 class FixedLayer(CacheLayerMixin):
-    """Keys and values of one layer, [batch, heads, slots, elements]: position p is in slot p % slots.
+    """Keys and values of one layer, [batch, heads, capacity, elements], by position. Masks leave out old tokens."""
 
-    A layer with a sliding window has as many slots as the window has tokens, so a new token takes the place of the one
-    that has just left the window, and the order of the slots does not matter to attention.
-    """
-
-    # Decides whether transformers compiles the model and makes masks for all slots.
+    # Decides whether transformers compiles the model and makes masks for the whole memory.
     is_compileable = False
 
-    def __init__(self, like: Any, slots: int, window: Optional[int], position: Tensor) -> None:
+    def __init__(self, like: Any, capacity: int, position: Tensor) -> None:
         """Have memory of the shape of the layer `like`."""
         super().__init__()
-        self.keys, self.values = (x.new_zeros((*x.shape[:2], slots, x.shape[3])) for x in (like.keys, like.values))
-        self.is_initialized, self.is_sliding = True, window is not None
-        self.window, self.slots, self._position = window, slots, position
-        # Of the token in a step, [1], and whether attention reads a slot, [batch, 1, 1, slots].
-        self.slot = position if window is None else torch.zeros_like(position)
-        self.mask = position.new_zeros((like.keys.shape[0], 1, 1, slots), dtype=torch.bool)
+        self.keys, self.values = (x.new_zeros((*x.shape[:2], capacity, x.shape[3])) for x in (like.keys, like.values))
+        self.is_initialized, self._position = True, position
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         raise NotImplementedError("the cache has its memory before the first step")
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         for memory, states in ((self.keys, key_states), (self.values, value_states)):
-            memory.index_copy_(2, self.slot, states)
+            memory.index_copy_(2, self._position, states)
         return self.keys, self.values
 
     def take(self, layer: Any, length: int) -> None:
-        """Copy the states of a layer of transformers that has cached `length` tokens."""
-        kept = length if self.window is None else min(length, layer.keys.shape[2])
-        slots = self.slots_of(length - kept, length)
+        """Copy the states of a layer of transformers that has cached `length` tokens, of which it may keep a window."""
+        kept = min(length, layer.keys.shape[2])
         for memory, states in ((self.keys, layer.keys), (self.values, layer.values)):
-            # Attention gives the other slots a weight of zero, and zero times NaN is NaN.
-            memory.zero_().index_copy_(2, slots, states[:, :, :kept])
-
-    def fill(self, cache: Cache, index: int, length: int) -> None:
-        """Give a layer of a cache of transformers the states that it lacks of `length` tokens."""
-        first = max(int(cache.get_seq_length(index)), length - self.slots)
-        slots = self.slots_of(first, length)
-        cache.update(self.keys.index_select(2, slots), self.values.index_select(2, slots), index)
-        # It counts the given tokens, which may be the last window alone.
-        if type(cache.layers[index]) is DynamicSlidingWindowLayer:
-            cache.layers[index].cumulative_length = length
-        elif type(cache.layers[index]) is StaticSlidingWindowLayer:
-            cache.layers[index].cumulative_length_int = length
-
-    def slots_of(self, first: int, last: int) -> Tensor:
-        """Return the slots of the positions from `first` to before `last`."""
-        return torch.arange(first, last, device=self._position.device) % self.slots
+            # Attention gives the others a weight of zero, and zero times NaN is NaN.
+            memory.zero_()[:, :, length - kept : length] = states[:, :, :kept]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.slots, 0
+        return self.keys.shape[2], 0
 
     def get_seq_length(self) -> Any:
         return self._position[0]
 
     def get_max_length(self) -> int:
-        return -1 if self.window is None else self.window
+        return -1
 
 
 class FixedCache(Cache):
@@ -84,6 +60,7 @@ class FixedCache(Cache):
     Attributes:
         capacity: The number of tokens for which there is memory.
         position: [1], the position of the token that the next step computes.
+        mask: [batch, 1, 1, capacity], whether a token is there, and is no padding.
     """
 
     layers: Any
@@ -92,22 +69,17 @@ class FixedCache(Cache):
         """Have memory for `capacity` tokens, of the shape of another cache's."""
         self.capacity = capacity
         self.position = torch.zeros(1, dtype=torch.long, device=like.layers[0].keys.device)
-        self._kinds: dict[str, FixedLayer] = {}  # one layer of each, whose slot and mask the others share
-        layers = []
-        for window, given in zip(windows, like.layers):
-            slots = capacity if window is None else min(window, capacity)
-            layers.append(FixedLayer(given, slots, window, self.position))
-            first = self._kinds.setdefault(_KINDS[window is not None], layers[-1])
-            layers[-1].slot, layers[-1].mask = first.slot, first.mask
-        super().__init__(layers=layers)
+        self.mask = self.position.new_zeros((like.layers[0].keys.shape[0], 1, 1, capacity), dtype=torch.bool)
+        self._positions = torch.arange(capacity, device=self.position.device)
+        self._windows = {_KINDS[window is not None]: window for window in windows}
+        super().__init__(layers=[FixedLayer(layer, capacity, self.position) for layer in like.layers])
 
     @property
     def tensors(self) -> list[Tensor]:
-        masks = [layer.mask for layer in self._kinds.values()]
-        return [self.position, *masks, *(x for layer in self.layers for x in (layer.keys, layer.values))]
+        return [self.position, self.mask, *(x for layer in self.layers for x in (layer.keys, layer.values))]
 
     def copy(self, smaller: "FixedCache") -> None:
-        """Copy the content of a smaller cache, of which no window has wrapped around unless it is as large here."""
+        """Copy the content of a smaller cache."""
         for memory, before in zip(self.tensors, smaller.tensors):
             memory[tuple(map(slice, before.shape))] = before
 
@@ -122,23 +94,22 @@ class FixedCache(Cache):
         self.position.fill_(length)
         for layer, given in zip(self.layers, cache.layers):
             layer.take(given, length)
-        for layer in self._kinds.values():
-            first = max(length - layer.slots, 0)
-            is_read = True if attention_mask is None else attention_mask[:, None, None, first:length] != 0
-            layer.mask.zero_()[..., layer.slots_of(first, length)] = is_read
+        is_read = True if attention_mask is None else attention_mask[:, None, None, :length] != 0
+        self.mask.zero_()[..., :length] = is_read
 
     def begin_step(self) -> dict[str, Tensor]:
-        """Let the layers write at the position. Return the masks, by type of layer, which include it."""
-        for layer in self._kinds.values():
-            if layer.slot is not self.position:
-                torch.remainder(self.position, layer.slots, out=layer.slot)
-            layer.mask.index_fill_(3, layer.slot, True)
-        return {name: layer.mask for name, layer in self._kinds.items()}
+        """Return the masks of the token at the position, by type of layer."""
+        self.mask.index_fill_(3, self.position, True)
+        return {
+            name: self.mask if window is None else self.mask & (self._positions > self.position - window)
+            for name, window in self._windows.items()
+        }
 
     def fill(self, cache: Cache, length: int) -> None:
-        """Give a cache of transformers with the same layers a copy of the content that it lacks of `length` tokens."""
+        """Give a cache of transformers with the same layers the states that it lacks of `length` tokens."""
         for index, layer in enumerate(self.layers):
-            layer.fill(cache, index, length)
+            first = int(cache.get_seq_length(index))
+            cache.update(layer.keys[:, :, first:length], layer.values[:, :, first:length], index)
 
 
 class State:
@@ -245,7 +216,7 @@ class State:
         if self.position_ids is not None:
             self.position_ids.add_(1)
         if call.by_hand is None:
-            self._put(self._choose(logits, call, self.ids, *call.candidates(logits.shape[-1])), call)
+            self._put(self._choose(logits, call, self.ids), call)
             self.end(call)
             return
         if self.logits is None or self.logits.shape != logits.shape:
@@ -255,27 +226,21 @@ class State:
 
     def choose_by_hand(self, call: GenerateCall, length: int, kept: dict[str, Any]) -> None:
         """Choose tokens outside of a graph, after the logits of a step. `kept` gets the scores and the logits."""
-        self._put(self._choose(self.logits.clone(), call, self.ids[:, :length], kept=kept), call)
+        self._put(self._choose(self.logits.clone(), call, self.ids[:, :length], kept), call)
         self.end(call, call.criteria(self.ids[:, : length + 1], kept.get("scores")))
 
-    def _choose(
-        self, scores: Tensor, call: GenerateCall, ids: Tensor, first: int = -1, count: int = 0, kept: Any = None
-    ) -> Tensor:
-        """Return the chosen tokens, [batch]. From the processor `first` on, the best `count` scores are enough."""
-        candidates: Optional[Tensor] = None
+    def _choose(self, scores: Tensor, call: GenerateCall, ids: Tensor, kept: Any = None) -> Tensor:
+        """Return the chosen tokens, [batch]."""
         _keep(kept, "logits", scores)
-        for index, processor in enumerate(call.processors):
-            if index == first:
-                scores, candidates = _best_in_order(scores, count)
-            # As in `generate`: float32, whatever the dtype of the model. The order of the scores is the same before.
+        for processor in call.processors:
+            # As in `generate`: float32, whatever the dtype of the model.
             scores = processor(ids, scores.float())
         _keep(kept, "scores", scores)
         if call.config.do_sample:
             # As `torch.multinomial` for one sample, without its checks, for which the host would wait.
             probabilities = scores.float().softmax(-1)
             scores = probabilities / torch.empty_like(probabilities).exponential_()
-        chosen = _best(scores)
-        return chosen if candidates is None else candidates.gather(1, chosen[:, None])[:, 0]
+        return _best(scores)
 
     def _put(self, chosen: Tensor, call: GenerateCall) -> None:
         if call.pad is not None:
@@ -309,14 +274,3 @@ def _best(scores: Tensor) -> Tensor:
     best, index = scores.view(scores.shape[0], parts, -1).max(-1)
     part = best.argmax(-1, keepdim=True)
     return (part * (scores.shape[1] // parts) + index.gather(1, part))[:, 0]
-
-
-def _best_in_order(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the best scores of each row, the best first, and their indices, which rise where scores are equal.
-
-    `topk` gives equal scores in another order each time, and with the same random numbers other tokens would be chosen.
-    Which of the scores that are equal to the last one it returns does not matter: top-k drops them.
-    """
-    indices = scores.topk(count, sorted=False).indices.sort(-1).values
-    best, order = scores.gather(1, indices).sort(dim=-1, descending=True, stable=True)
-    return best, indices.gather(1, order)

@@ -15,7 +15,7 @@ from .calls import Call, Refused, is_value, take_apart
 from .captures import Captures
 from .gpu import Gpu
 from .kernel_set import PLAIN_TENSORS, is_forward_mode, is_transformed
-from .report import GraphCounts, Report
+from .report import Report
 from .snapshots import Snapshot
 
 LIMIT = 8
@@ -69,10 +69,8 @@ class _Shape:
 class GraphRunner(Captures):
     """Decides for every call of one model whether it replays a graph, captures one, or runs eagerly."""
 
-    counts: GraphCounts
-
     def __init__(self, model: nn.Module, report: Report, limit: int = LIMIT, gpu: Optional[Gpu] = None) -> None:
-        super().__init__(type(model), report, GraphCounts(), gpu)
+        super().__init__(type(model), report, gpu)
         self._limit = limit
         self._shapes: OrderedDict[Any, _Shape] = OrderedDict()  # the last used one last
         self._calls = 0

@@ -18,7 +18,7 @@ from torch.compiler import is_compiling
 
 from .graph_runner import GraphRunner
 from .kernel_set import is_off
-from .report import GenerationCounts, GraphCounts, Report
+from .report import GraphCounts, Report
 
 # Loops of `generate` that run as before: why.
 _OTHER_LOOPS = {"_beam_search": "beams", "_assisted_decoding": "candidates of an assistant"}
@@ -39,7 +39,7 @@ def add_graphs(model: nn.Module, report: Report) -> GraphCounts:
     return runners[model].counts
 
 
-def add_generation(model: nn.Module, report: Report) -> dict[str, GenerationCounts]:
+def add_generation(model: nn.Module, report: Report) -> dict[str, GraphCounts]:
     """Let the model that generates, or as in adapters one inside of it, capture decoding steps. Return its counts."""
     library = sys.modules.get("transformers.generation.utils")
     for module in model.modules() if library is not None else ():

@@ -15,87 +15,51 @@ from .comparison import Comparison
 from .fusions import KERNELS_OF
 from .matching import operation
 
-# The releases of libraries whose modules the replacements were tested with, oldest and newest.
-TESTED = {
-    "diffusers": ("0.41", "0.42"),
-    "transformers": ("5.22", "5.24"),
-}
+_LIBRARIES = ("torch", "diffusers", "transformers", "peft", "accelerate")
 _PACKAGES = dict(KERNELS_OF.values())  # by operation
 # Operations that only norms have.
 _STATISTICS = {"layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm", "mean", "var", "std", "rsqrt"}
 
 
 @dataclass
-class Counts:
-    """Counts of one model's CUDA graphs so far.
+class GraphCounts:
+    """Counts of one model's CUDA graphs so far: of its forward, or of the steps of its `generate`.
 
     Attributes:
         captured: Graphs captured.
-        eager: Calls without graphs, by reason.
+        held: Graphs that are ready now.
+        replays: Calls, or steps, that replayed a graph.
         memory: Bytes of GPU memory that the graphs hold, with their inputs, caches and buffers.
         note: Why no graph can be captured as the model is now, or None.
+        eager: Calls without graphs, by reason.
+        eager_steps: Steps that ran without a graph, by reason.
+        by_hand: Calls of `generate` whose tokens were chosen outside of the graph, step by step, by reason.
+        generated: Calls of `generate` with this package's loop.
     """
 
     captured: int = 0
-    eager: Counter[str] = field(default_factory=Counter)
+    held: int = 0
+    replays: int = 0
     memory: int = 0
     note: Optional[str] = None
+    eager: Counter[str] = field(default_factory=Counter)
+    eager_steps: Counter[str] = field(default_factory=Counter)
+    by_hand: Counter[str] = field(default_factory=Counter)
+    generated: int = 0
 
-    def _text(self, first: str, **others: Counter[str]) -> str:
+    def __str__(self) -> str:
+        first = f"{self.captured} captured, {self.held} held in {self.memory / 2**20:.0f} MiB, {self.replays} replays"
         lines = [first if self.note is None else f"{first}; none can be captured now: {self.note}"]
-        for name, counts in others.items():
-            lines += (f"{number:6} {name.replace('_', ' ')}: {reason}" for reason, number in counts.items())
+        for name in ("eager", "eager_steps", "by_hand"):
+            reasons: Counter[str] = getattr(self, name)
+            lines += (f"{number:6} x {name.replace('_', ' ')}: {reason}" for reason, number in reasons.items())
         return "\n".join(lines)
 
 
-@dataclass
-class GraphCounts(Counts):
-    """Counts of the graphs of a model's forward.
-
-    Attributes:
-        held: Graphs that are ready now.
-        replays: Calls that replayed a graph.
-    """
-
-    held: int = 0
-    replays: int = 0
-
-    def __str__(self) -> str:
-        held = f"{self.held} held in {self.memory / 2**20:.0f} MiB"
-        return self._text(f"{self.captured} captured, {held}, {self.replays} replays", x_eager=self.eager)
-
-
-@dataclass
-class GenerationCounts(Counts):
-    """Counts of the graphs of decoding steps in `generate`.
-
-    Attributes:
-        calls: Calls with this package's loop.
-        steps: Decoding steps that replayed a graph.
-        eager_steps: Steps that ran without a graph, by reason.
-        by_hand: Calls whose tokens were chosen outside of the graph, step by step, by reason.
-    """
-
-    calls: int = 0
-    steps: int = 0
-    eager_steps: Counter[str] = field(default_factory=Counter)
-    by_hand: Counter[str] = field(default_factory=Counter)
-
-    def __str__(self) -> str:
-        counts = f"{self.calls} calls with a static cache, {self.captured} steps captured, {self.steps} replays"
-        others = {"calls_step_by_step": self.by_hand, "calls_as_before": self.eager}
-        return self._text(f"{counts}, {self.memory / 2**20:.0f} MiB held", steps_eager=self.eager_steps, **others)
-
-
-def _version_of(library: str) -> Optional[str]:
-    # A library that is not loaded has no modules in the model.
-    version = getattr(sys.modules.get(library), "__version__", None)
-    return None if version is None else str(version)
-
-
 def _versions() -> dict[str, str]:
-    loaded = {library: _version_of(library) for library in ("torch", *TESTED, "peft", "accelerate")}
-    return kernel_set.VERSIONS | {library: version for library, version in loaded.items() if version is not None}
+    # A library that is not loaded has no modules in the model.
+    loaded = {library: getattr(sys.modules.get(library), "__version__", None) for library in _LIBRARIES}
+    return kernel_set.VERSIONS | {library: str(version) for library, version in loaded.items() if version is not None}
 
 
 @dataclass
@@ -117,7 +81,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=_versions)
     graphs: dict[str, GraphCounts] = field(default_factory=dict)
-    generation: dict[str, GenerationCounts] = field(default_factory=dict)
+    generation: dict[str, GraphCounts] = field(default_factory=dict)
     check: Optional[Comparison] = None
     _counted: set[tuple[str, ...]] = field(default_factory=set, repr=False)
 
@@ -175,7 +139,7 @@ class Report:
         return "\n".join(lines)
 
 
-def _data_of(counts: Counts) -> dict[str, Any]:
+def _data_of(counts: GraphCounts) -> dict[str, Any]:
     return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(counts).items()}
 
 
@@ -186,7 +150,7 @@ def _module_of(node: Node, cls: type) -> tuple[str, str]:
 
 
 def notes_on(roots: Iterable[nn.Module]) -> list[str]:
-    """Return notices about accelerated models: their device and dtype, untested libraries."""
+    """Return notices about the device and the dtype of accelerated models."""
     tensors = [tensor for root in roots for tensor in (*root.parameters(), *root.buffers())]
     devices = sorted({tensor.device.type for tensor in tensors} - {"meta"})
     dtypes = {tensor.dtype for tensor in tensors if isinstance(tensor, nn.Parameter)}
@@ -197,11 +161,4 @@ def notes_on(roots: Iterable[nn.Module]) -> list[str]:
     if dtypes and not dtypes & {*kernel_set.DTYPES}:
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
         notes.append(f"the model is in {names}, which the kernels do not take: it runs as before")
-    for library, tested in TESTED.items():
-        version = _version_of(library)
-        minor = tuple(map(int, version.split(".")[:2])) if version is not None else None
-        for age, than, limit in (("newer", "newest", tested[1]), ("older", "oldest", tested[0])):
-            edge = tuple(map(int, limit.split(".")))
-            if minor is not None and (minor > edge if age == "newer" else minor < edge):
-                notes.append(f"{library} {version} is {age} than {limit}, the {than} release that was tested")
     return notes

@@ -16,14 +16,14 @@ GATES = (geglu.geglu, geglu.geglu_pair, geglu.swiglu, geglu.swiglu_pair)
 _cap = named("cap", number=True)
 _CAPPED = call("tanh", named("x") / _cap) * _cap
 _ROWS = {"view", "reshape", "flatten", "contiguous"}
-_RETURNED = "the call returns its logits beside the loss: accelerate(model, logits=False) leaves them out"
+_RETURNED = "the call returns logits, computed apart from the loss: accelerate(model, logits=False) leaves them out"
 
 
 def join_loss(editor: Editor, node: Node, returns_logits: bool) -> None:
-    """Compute a cross entropy together with the linear layer before it, unless its logits are used elsewhere.
+    """Compute a cross entropy together with the linear layer before it, unless other operations use the logits.
 
-    `returns_logits`: whether logits that the graph returns must stay. If not, a graph with gradients returns None in
-    their place.
+    `returns_logits`: whether logits that the graph returns must stay. They are then computed once more, which takes
+    less memory than the softmax of whole logits. If not, a graph with gradients returns None in their place.
     """
     if operation(node) != "cross_entropy" or dtype_of(node) != torch.float32:
         return
@@ -42,10 +42,10 @@ def join_loss(editor: Editor, node: Node, returns_logits: bool) -> None:
     users = {user for part in chain for user in part.users} - {node, *chain}
     if any(user.op != "output" for user in users) or not editor.may_join(chain, node):
         return
-    if users and (returns_logits or not torch.is_grad_enabled()):
-        if torch.is_grad_enabled():
-            editor.misses.append((node, _RETURNED))
+    if users and not torch.is_grad_enabled():
         return
+    if users and returns_logits:
+        editor.misses.append((node, _RETURNED))
     dtype = dtype_of(chain[-1])  # autocast may give the layer another dtype than its operands have
     x, weight, bias = (
         editor.insert_view(node, "to", part, dtype) if part is not None and dtype_of(part) != dtype else part
@@ -59,7 +59,7 @@ def join_loss(editor: Editor, node: Node, returns_logits: bool) -> None:
         "label_smoothing": argument(node, 7, "label_smoothing", 0.0),
         "softcap": cap,
     }
-    for user in users:
+    for user in users if not returns_logits else ():
         user.args = map_arg(user.args, lambda part: None if part in chain else part)
     editor.replace_by_call(node, loss.linear_cross_entropy, (rows, weight, target), options)
 
