@@ -99,7 +99,7 @@ newest-client: .venv/ready
 	.venv/bin/python -m pytest -p tests.skips -n 2 packages/kernel-hub/tests/test_server_clients.py tests/unit/package tests/unit/hub tests/integration/checks tests/system/hub/publishing $(PYTEST)
 
 nightly: .venv/ready arm64-python
-	.venv/bin/python -m pytest -m nightly tests $(PYTEST)
+	.venv/bin/python -m pytest -m nightly tests packages $(PYTEST)
 
 lint: .venv/ready
 	.venv/bin/ruff format --check .
