@@ -10,8 +10,8 @@
 // Must not: allocate, synchronize, or use another stream than the one given; add in an order that varies.
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "decode/problem.h"
 #include "decode_cuda/activation.cuh"
@@ -101,17 +101,25 @@ __device__ __forceinline__ uint4 load_weights([[maybe_unused]] const void* from)
   return word;
 }
 
-constexpr int kWarps = 16, kThreads = kWarps * kWarp;
-constexpr int kVectors = 2;              // of each row of weights that a thread loads at a time
-constexpr int kStep = 4 * 8 * kVectors;  // inputs that a warp multiplies at a time
-constexpr int kStride = kWarps * kStep;  // from these inputs to the next ones of the warp
-constexpr int kSumStride = kTile + 4;    // so that the warps' stores hit different banks
+constexpr int kSumStride = kTile + 4;  // so that the warps' stores hit different banks
+
+// How a block reads its tile: each thread `vectors` vectors of each of its rows at a time, of which `ahead` times are
+// in flight. So many blocks per SM have the registers.
+struct Plan {
+  int warps, vectors, ahead, blocks_per_sm;
+};
+constexpr Plan kPlans[] = {{16, 2, 2, 1}, {16, 1, 2, 2}, {8, 1, 3, 3}, {4, 2, 2, 5}};
 
 // Lane 4 * g + t has vectors of rows g and g + 8 of the tile and of row g of x. The inputs of one vector of 8 are
 // spread over two products of 16, in the same way for weights and x: the order in which inputs are added does not
-// matter, and no vector has to be shuffled. kAhead steps are in flight, and kBlocks blocks per SM have the registers.
-template <typename T, bool kGated, int kAhead, int kBlocks>
-__global__ void __launch_bounds__(kThreads, kBlocks) tensor_core_kernel(const __grid_constant__ Layers layers) {
+// matter, and no vector has to be shuffled.
+template <typename T, bool kGated, int kPlan>
+__global__ void __launch_bounds__(kPlans[kPlan].warps* kWarp, kPlans[kPlan].blocks_per_sm)
+    tensor_core_kernel(const __grid_constant__ Layers layers) {
+  constexpr int kWarps = kPlans[kPlan].warps, kThreads = kWarps * kWarp, kVectors = kPlans[kPlan].vectors;
+  constexpr int kStep = 4 * 8 * kVectors;  // inputs that a warp multiplies at a time
+  constexpr int kStride = kWarps * kStep;  // from these inputs to the next ones of the warp
+  constexpr int kAhead = kPlans[kPlan].ahead;
   trigger_next_grid();
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int g = lane / 4, t = lane % 4;
@@ -259,12 +267,21 @@ void launch(const Linear& problem, bool constant_weights, cudaStream_t stream) {
     if (vectors && compiled_capability() >= 80) {
       DeviceProperties device;
       if (current_device_properties(&device) != cudaSuccess) return;  // the error is also left for cudaGetLastError
-      // A block that has an SM for itself has the registers of two: 5 % faster for 1,024 outputs of 4,096 inputs
-      // (H100). The order in which it adds up is the same.
-      if (grid <= static_cast<unsigned>(device.sms)) {
-        launch_with_pdl(tensor_core_kernel<T, kGated, 2, 1>, grid, kThreads, 0, stream, layers);
+      const auto launch_plan = [&](auto plan) {
+        constexpr int kPlan = decltype(plan)::value;
+        launch_with_pdl(tensor_core_kernel<T, kGated, kPlan>, grid, kPlans[kPlan].warps * kWarp, 0, stream, layers);
+      };
+      // The fewest blocks per SM that have all blocks run at once. Where even five per SM have not, blocks of 8 warps
+      // read fastest, but for so few inputs that most of their warps would have none (H200).
+      const int64_t per_sm = (blocks + device.sms - 1) / device.sms;
+      if (per_sm <= 1) {
+        launch_plan(std::integral_constant<int, 0>{});
+      } else if (per_sm <= 2) {
+        launch_plan(std::integral_constant<int, 1>{});
+      } else if ((per_sm <= 3 || per_sm > 5) && problem.inputs > 512) {
+        launch_plan(std::integral_constant<int, 2>{});
       } else {
-        launch_with_pdl(tensor_core_kernel<T, kGated, 1, 2>, grid, kThreads, 0, stream, layers);
+        launch_plan(std::integral_constant<int, 3>{});
       }
       return;
     }
