@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,7 +30,7 @@ _OPPOSITES: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Gt: ast.LtE,
     ast.LtE: ast.Gt,
 }
-_LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+_LAUNCH_OPTIONS = ("num_warps", "num_stages")
 
 
 def read(path: Path, function: str) -> dict[str, Any]:
@@ -200,7 +201,11 @@ class _Reader(ast.NodeTransformer):
             if keyword.arg is None:
                 self._refuse(call, f"passes {ast.unparse(keyword.value)} as keyword arguments, whose names are unknown")
             if keyword.arg not in (*names, *_LAUNCH_OPTIONS):
-                self._refuse(call, f"passes {keyword.arg}, and {name} has no such parameter")
+                self._refuse(
+                    call,
+                    f"passes {keyword.arg}, which is neither a parameter of {name} nor one of the options "
+                    f"{' and '.join(_LAUNCH_OPTIONS)}",
+                )
             values[keyword.arg] = keyword.value
         return kernel, values
 
@@ -352,15 +357,15 @@ class _Reader(ast.NodeTransformer):
                 return self.generic_visit(node)
             case ast.boolop() | ast.cmpop():
                 return node
+        if re.search(r"TensorDescriptor|tma_descriptor", ast.unparse(node)):
+            hint = "make the descriptor in the kernel, by tl.make_tensor_descriptor"
+            self._refuse(node, "makes a TMA descriptor on the host, which is not supported", hint)
         self._refuse(node, f"has an expression that is not read: `{_first_line(node)}`")
 
-    def _refuse(self, node: ast.AST, message: str) -> NoReturn:
+    def _refuse(self, node: ast.AST, message: str, hint: str = "") -> NoReturn:
         line = getattr(node, "lineno", self.function.lineno)
-        raise ConfigError(
-            f"{self.function.name} {message}",
-            where=f"{self.path}:{line}",
-            hint=f"write {', '.join(KEYS[:4])} in [op.{self.function.name}] of aot.toml, or simplify the function",
-        )
+        keys = f"write {', '.join(KEYS[:4])} in [op.{self.function.name}] of aot.toml, or simplify the function"
+        raise ConfigError(f"{self.function.name} {message}", where=f"{self.path}:{line}", hint=hint or keys)
 
 
 def _expression(text: str) -> ast.expr:

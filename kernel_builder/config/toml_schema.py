@@ -47,16 +47,30 @@ class TomlPlace:
         return TomlPlace(self.file, f"{self.table}.{self.key}" if self.table else self.key)
 
 
+# Other names for back ends.
+_SYNONYMS = {
+    **dict.fromkeys(("mps", "apple", "macos"), "metal"),
+    **dict.fromkeys(("gpu", "nvidia"), "cuda"),
+    **dict.fromkeys(("hip", "amd", "amdgpu"), "rocm"),
+    **dict.fromkeys(("npu", "ascend"), "cann"),
+    **dict.fromkeys(("sycl", "intel"), "xpu"),
+    **dict.fromkeys(("x86_64", "arm64", "aarch64"), "cpu"),
+}
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the entry of `known` that `name` probably misspells."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
+    """Return the entry of `known` that `name` probably misspells, or is another name for."""
+    if _SYNONYMS.get(name.lower()) in (known := list(known)):
+        return _SYNONYMS[name.lower()]
+    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 
 @dataclass(frozen=True)
 class SchemaReader:
-    """Reads values by schemas that may refer to `definitions`."""
+    """Reads values by schemas that may refer to `definitions`; `docs` is the page that describes the keys."""
 
     definitions: Mapping[str, Any]
+    docs: str
 
     def read(self, value: Any, schema: Any, place: TomlPlace) -> Any:
         """Return a value that a schema describes.
@@ -98,7 +112,7 @@ class SchemaReader:
             raise ConfigError(
                 f"is missing{more}",
                 where=str(place.at(missing[0])),
-                hint=f"add {'them' if more else 'it'}; docs/build-toml.md has the values",
+                hint=f"add {'them' if more else 'it'}; {self.docs} has the values",
             )
         choices = [key for choice in schema.get("oneOf", ()) for key in choice["required"]]
         given = [key for key in choices if key in value]

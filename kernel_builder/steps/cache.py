@@ -18,7 +18,7 @@ from kernel_format.errors import StoreError
 from kernel_format.files import write_atomically
 
 # Outputs that no build has used for this long are removed; they can be built again.
-_KEEP_SECONDS = 30 * 24 * 3600
+KEEP_SECONDS = 30 * 24 * 3600
 
 
 def output_path(cache: Path, step: CompileStep | Binary) -> Path:
@@ -87,7 +87,7 @@ def prune(graph: Graph, cache: Path) -> None:
     for path in (*used, *map(digest_path, used)):
         with suppress(FileNotFoundError):
             os.utime(path)
-    oldest = time.time() - _KEEP_SECONDS
+    oldest = time.time() - KEEP_SECONDS
     for folder in ("objects", "binaries", "packages", "translations", "logs"):
         for path in (cache / folder).rglob("*"):
             if path.is_file() and path.stat().st_mtime < oldest:

@@ -14,6 +14,7 @@ The downloads are removed before that: if the tree exists, callers use it withou
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import time
@@ -50,11 +51,26 @@ class Store:
     def __init__(self, root: Path, progress: Progress) -> None:
         self.root = root
         self._progress = progress
+        self._checked: set[str] = set()
 
     def find(self, name: str) -> Path | None:
-        """Return the directory of a tree's files, or None if it is not there."""
+        """Return the directory of a tree's files, or None if it is not there.
+
+        Raises:
+            StoreError: If a file was changed: the keys of steps do not cover it, so that outputs would be wrong.
+        """
         home = self._home(name)
-        return home / "tree" if (home / _MANIFEST).exists() else None
+        if not (home / _MANIFEST).exists():
+            return None
+        if name not in self._checked:
+            for path, problem in self.damages(name, newer_only=True):
+                raise StoreError(
+                    f"a file of the toolchain store {problem}",
+                    where=str(path),
+                    hint="run `kernel-builder toolchain clean`; the next build downloads the toolchains again",
+                )
+            self._checked.add(name)
+        return home / "tree"
 
     def obtain(self, name: str, title: str, make: Callable[[Path, Path], None]) -> Path:
         """Return the directory of a tree's files, and make the tree first if it is not there.
@@ -100,31 +116,46 @@ class Store:
             )
         return stored
 
-    def damages(self, name: str) -> Iterator[tuple[Path, str]]:
-        """Hash every file of a tree again; yield the files that were altered, removed or added, and the problems."""
+    def damages(self, name: str, *, newer_only: bool = False) -> Iterator[tuple[Path, str]]:
+        """Hash every file of a tree again; yield the files that were altered, removed or added, and the problems.
+
+        Args:
+            newer_only: Hash only files of another size than the tree's, or newer than the tree.
+        """
         home = self._home(name)
         try:
-            files = json.loads((home / _MANIFEST).read_text())["files"]
+            manifest = json.loads((home / _MANIFEST).read_text())
+            files, newest = manifest["files"], manifest["made"] + 1
         except (OSError, ValueError, KeyError, TypeError):
             yield home / _MANIFEST, "is missing or cannot be read"
             return
         present = set(_files(home / "tree"))
-        for path, (sha256, _) in files.items():
+        for path, (sha256, size) in files.items():
             if path not in present:
                 yield home / "tree" / path, "is missing"
-            elif (got := file_digest(home / "tree" / path)) != sha256:
+                continue
+            status = os.stat(f"{home}/tree/{path}")  # noqa: PTH116  # `Path` takes most of the time of 9,000 files
+            if newer_only and status.st_size == size and status.st_mtime <= newest:
+                continue
+            if (got := file_digest(home / "tree" / path)) != sha256:
                 yield home / "tree" / path, f"has SHA-256 {got}, expected {sha256}"
         for path in sorted(present - files.keys()):
             yield home / "tree" / path, "was added"
 
-    def clear(self) -> int:
-        """Remove all trees, incomplete downloads and cached probes, without those in use. Return the bytes freed."""
+    def clear(self, before: float = math.inf) -> int:
+        """Remove all trees, incomplete downloads and cached probes, without those in use. Return the bytes freed.
+
+        Args:
+            before: Remove only files and trees that were last written at an earlier time, in seconds of the epoch.
+        """
         freed = 0
         with self._writing():
             for path in [*self.root.glob("trees/*"), *self.root.glob("scratch/*"), *self.root.glob("probes")]:
                 name = path.name.removeprefix(".").removesuffix(".new")
                 (self.root / "locks").mkdir(exist_ok=True)
                 with suppress(_InUse), locked(self.root / "locks" / name, waiting=_give_up):
+                    if not path.exists() or path.stat().st_mtime >= before:
+                        continue
                     freed += _size(path)
                     # Rename first: a tree is complete or gone even if this process is killed while removing it.
                     hidden = path.with_name(f".{name}.new")
@@ -167,8 +198,8 @@ def _seal(new: Path, title: str) -> None:
 
 def _files(directory: Path) -> Iterator[str]:
     """Return the names of all files below a directory, sorted."""
-    paths = [os.path.join(home, name) for home, _, names in os.walk(directory) for name in names]  # noqa: PTH118
-    return iter(sorted(os.path.relpath(path, directory) for path in paths))
+    start = len(str(directory)) + 1
+    return iter(sorted(f"{home}/{name}"[start:] for home, _, names in os.walk(directory) for name in names))
 
 
 def _size(path: Path) -> int:

@@ -50,7 +50,6 @@ inline cudaError_t current_device(int* device) {
 // The attributes of a device that launch configurations depend on.
 struct DeviceProperties {
   int number;
-  int capability;  // 10 * major + minor
   int sms;
   int l2_bytes;
   int shared_bytes_per_sm;
@@ -77,7 +76,6 @@ inline cudaError_t current_device_properties(DeviceProperties* properties) {
       };
       all.properties[device] = {
           device,
-          10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor),
           attribute(cudaDevAttrMultiProcessorCount),
           attribute(cudaDevAttrL2CacheSize),
           attribute(kSharedBytesPerSm),

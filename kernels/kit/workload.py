@@ -5,6 +5,8 @@ kernel-builder benchmark DIR     checks results against float64; compares with o
                                  with cold caches
 """
 
+from importlib import import_module
+from operator import attrgetter
 from typing import Any, Callable, ClassVar
 
 import torch
@@ -71,6 +73,16 @@ class Workload(Benchmark):
         if passes == "forward":
             return results[0]
         return torch.autograd.grad(results, self.trained(*self._inputs), self._grads)[0]
+
+
+def peer(module: str, function: str, *options: Any, **named_options: Any) -> Callable[[], Callable[..., Any]]:
+    """Return an entry of `peers`: a function of a module, which is called with the tensors and then the options."""
+
+    def load() -> Callable[..., Any]:
+        loaded = attrgetter(function)(import_module(module))
+        return lambda *tensors: loaded(*tensors, *options, **named_options)
+
+    return load
 
 
 def results_of(result: Any) -> "tuple[torch.Tensor, ...]":

@@ -9,7 +9,6 @@ import torch
 from model_cases import error
 from text_models import model_of
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 FIRST = "the first call of its shape"
@@ -44,26 +43,6 @@ def module_of(blocks, name):
     return importlib.import_module(f"{blocks.__name__}.{name}")
 
 
-class Undone(TorchDispatchMode):
-    """Undoes the writes of Torch's operations when it ends."""
-
-    def __enter__(self):
-        self.before = []
-        return super().__enter__()
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        for argument, given in zip(op._schema.arguments, args):
-            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(given, torch.Tensor):
-                self.before.append((given, given.clone()))
-        return op(*args, **kwargs)
-
-    def __exit__(self, *exception):
-        super().__exit__(*exception)
-        for tensor, before in reversed(self.before):
-            tensor.copy_(before)
-
-
 def accelerate_on_cpu(blocks, model, limit=8, error=None):
     """Accelerate `model` with graphs that the CPU "captures": a replay runs the forward again, on the same tensors.
 
@@ -94,12 +73,6 @@ def accelerate_on_cpu(blocks, model, limit=8, error=None):
                             old.copy_(new)
 
             return replay, output, 0
-
-        def dry_run(self, run, device):
-            if error is not None:
-                raise calls.Refused(error)
-            with Undone():
-                run()
 
         def in_order(self, device):
             return contextlib.nullcontext()

@@ -4,6 +4,7 @@ import copy
 import importlib
 from collections import Counter
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -65,16 +66,33 @@ def built(build, seed=0):
 class RecordedModel:
     """Calls a model by the recorded calls of its forward, with the kernels in place of some.
 
-    CUDA graphs hold the same calls, and Dynamo's graphs the same replacements, after a trace of some seconds.
+    CUDA graphs hold the same calls, and Dynamo's graphs the same replacements, after a trace of some seconds. It traces
+    the models that read elements of tensors, which cannot be recorded. The model itself has to run before, as it does
+    before a capture: it may keep tensors that its first call computes.
     """
 
     def __init__(self, blocks, model):
         self.blocks, self.model = blocks, model
 
     def __call__(self, *args, **kwargs):
-        recording, self.misses = recorded(self.blocks, self.model, args, kwargs)
+        try:
+            recording, self.misses = recorded(self.blocks, self.model, args, kwargs)
+        except importlib.import_module(f"{self.blocks.__name__}.recording").Unrecorded:
+            return self._traced(args, kwargs)
         self.graph = recording.module.graph
         return recording.run(*args, **kwargs)
+
+    def _traced(self, args, kwargs):
+        fuse = importlib.import_module(f"{self.blocks.__name__}.fusions").fuse
+        self.misses, self.graph = [], SimpleNamespace(nodes=[])
+
+        def backend(module, inputs):
+            self.misses += fuse(module)
+            self.graph.nodes += module.graph.nodes
+            return module.forward
+
+        torch._dynamo.reset()
+        return torch.compile(self.model, backend=backend)(*args, **kwargs)
 
     def __getattr__(self, name):
         return getattr(self.model, name)
@@ -88,9 +106,10 @@ class RecordedModel:
 
 def recorded(blocks, model, args, kwargs):
     """Return the recorded calls of a model's forward, with the kernels, and the operations almost replaced."""
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("batched_mm")  # as in decoding steps: others read elements of tensors
     recording = importlib.import_module(f"{blocks.__name__}.recording").Recording(type(model))
     recording.record(model.forward, args, kwargs)
-    assert recording.obstacle is None, recording.obstacle
     return recording, importlib.import_module(f"{blocks.__name__}.fusions").fuse(recording.module)
 
 

@@ -184,12 +184,12 @@ def test_state_of_a_cache_does_not_keep_it_alive(blocks):
     model(input_ids=tokens, past_key_values=cache, use_cache=True)
     model(input_ids=tokens, past_key_values=cache, use_cache=True)
     keys = weakref.ref(cache.layers[0].keys)
-    assert len(runner._caches) == len(runner._met) == 1
+    assert len(runner._shapes) == 1
     del cache
     gc.collect()
     assert keys() is None
     model(input_ids=tokens, past_key_values=StaticCache(model.config, max_cache_len=32), use_cache=True)
-    assert len(runner._met) == 1, "no later cache is taken for it"
+    assert len(runner._shapes) == 1, "no later cache is taken for it"
 
 
 def test_caches_that_count_in_python_are_not_captured(blocks):

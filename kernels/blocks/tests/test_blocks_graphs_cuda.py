@@ -85,9 +85,7 @@ FAILURES = {
     "item": lambda x: x.sum().item(),
     "copy to the host": lambda x: x.cpu(),
     "copy from the host": lambda x: x.copy_(torch.ones(8)),
-    "synchronize": lambda x: torch.cuda.synchronize(),
     "nonzero": lambda x: x.nonzero(),
-    "error": lambda x: 1 / (not torch.cuda.is_current_stream_capturing()),
     "another stream": lambda x: torch.cuda.Stream().wait_stream(torch.cuda.default_stream()),
 }
 
@@ -195,7 +193,7 @@ def test_generate(blocks, name):
     print(report)
     assert not counts.eager
     assert not counts.eager_steps
-    assert counts.steps > 10 * counts.captured
+    assert counts.replays > 10 * counts.captured
     blocks.restore(model)
     assert counts.memory == 0
     assert torch.equal(generate_on_gpu(model), expected[0])

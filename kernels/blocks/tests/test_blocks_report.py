@@ -2,8 +2,6 @@
 
 import copy
 import json
-import re
-from pathlib import Path
 
 import diffusers
 import pytest
@@ -62,29 +60,6 @@ def test_report_is_json_with_versions(blocks):
     assert data["check"]["kept"] in ("eager", "accelerated")
     counted = sum(entry["count"] for entry in data["replaced"] + data["left"])
     assert counted == sum(report.replaced.values()) + sum(report.left.values()) > 0
-
-
-@pytest.mark.parametrize(
-    "version, note",
-    [
-        ("0.99.0.dev0", "diffusers 0.99.0.dev0 is newer than {1}, the newest release that was tested"),
-        ("0.30.2", "diffusers 0.30.2 is older than {0}, the oldest release that was tested"),
-    ],
-)
-def test_untested_release_is_noted(blocks, monkeypatch, version, note):
-    tested = blocks.report.TESTED["diffusers"]
-    monkeypatch.setattr(diffusers, "__version__", version)
-    report = blocks.accelerate(nn.RMSNorm(8, device=DEVICE))
-    assert report.notes == [note.format(*tested)]
-    assert note.format(*tested) in str(report)
-
-
-@pytest.mark.parametrize("library", ["diffusers", "transformers"])
-def test_tested_releases_are_those_of_the_card(blocks, library):
-    card = (Path(__file__).parents[1] / "CARD.md").read_text()
-    (row,) = re.findall(rf"^\| {library} \| (.*) \|$", card, re.MULTILINE)
-    releases = [release.rpartition(".")[0] for release in row.split(", ")]
-    assert (releases[0], releases[-1]) == blocks.report.TESTED[library]
 
 
 def test_a_model_that_no_kernel_takes_is_noted(blocks, monkeypatch):

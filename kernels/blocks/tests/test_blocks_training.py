@@ -36,10 +36,33 @@ def test_a_training_step_without_logits(blocks, name, options):
         assert error(model(TOKENS, labels=LABELS).logits, logits) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["qwen3", "gemma2"])
+def test_a_training_step_under_autocast(blocks, name):
+    """As transformers' Trainer runs it with bf16=True: the weights are in float32, products in bfloat16."""
+    model = model_of(name)
+    _, _, exact = gradients(model)
+    with torch.autocast(TOKENS.device.type, torch.bfloat16):
+        expected, _, grads = gradients(model)
+        report = blocks.accelerate(model, logits=False)
+        loss, none, own = gradients(model)
+    assert none is None
+    assert {does for _, does in report.replaced} >= {DOES, "RMSNorm", "gated activation"}
+    assert error(loss, expected) < 1e-3
+    for ours, theirs, each in zip(own, grads, exact, strict=True):
+        assert error(ours, each) <= 1.5 * error(theirs, each) + 1e-3
+
+
 def test_logits_stay_by_default_and_the_report_names_the_option(blocks):
     model = model_of("llama")
+
+    def both():
+        output = model(TOKENS, labels=LABELS, use_cache=False)
+        return output.loss, *torch.autograd.grad(output.loss + output.logits.square().mean(), list(model.parameters()))
+
+    expected = both()
     report = blocks.accelerate(model)
-    assert gradients(model)[1] is not None
+    assert max(map(error, both(), expected)) < 1e-4  # those of the biases of keys are rounding alone
+    assert ("LlamaForCausalLM", DOES) in report.replaced
     [reason] = [reason for _, reason in report.left if "logits" in reason]
     assert "accelerate(model, logits=False)" in reason
 
@@ -121,9 +144,10 @@ def test_derivatives_of_a_feed_forward_that_computes_its_product_again(blocks, b
         assert error(frozen, own) < 1e-5
 
 
-def test_a_step_keeps_neither_products_nor_copies_nor_logits(blocks):
+@pytest.mark.parametrize("returns_logits", [False, True])
+def test_a_step_keeps_neither_products_nor_copies_nor_logits(blocks, returns_logits):
     model = model_of("llama", intermediate_size=112).train()
-    blocks.accelerate(model, logits=False)
+    blocks.accelerate(model, logits=returns_logits)
     gradients(model)
     kept = {}
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.setdefault(x.data_ptr(), x), lambda x: x):
@@ -131,4 +155,4 @@ def test_a_step_keeps_neither_products_nor_copies_nor_logits(blocks):
     shapes = [tuple(tensor.shape) for tensor in kept.values()]
     assert len([shape for shape in shapes if shape[-1] == 112 and shape[0] != 64]) == 4  # two operands in two layers
     assert len([shape for shape in shapes if shape == (2, 2, 12, 16)]) == 4  # keys and values of two heads
-    assert not [shape for shape in shapes if shape[-1] == 99]
+    assert not [shape for shape in shapes if shape[-1] == 99 and shape != (64, 99)]  # the weight, transposed

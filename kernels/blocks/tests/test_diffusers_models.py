@@ -148,7 +148,8 @@ def test_float16_output_is_as_close_to_float32_as_the_models_own(blocks, name):
     case = built(CASES[name])
     expected = case.run()
     lower = case.in_dtype(torch.float16)
-    assert 0 < error(accelerated(blocks, lower).run(), expected) <= 1.1 * error(lower.run(), expected)
+    own = error(lower.run(), expected)  # which fills the model's own caches
+    assert 0 < error(accelerated(blocks, lower).run(), expected) <= 1.1 * own
 
 
 @pytest.mark.parametrize(

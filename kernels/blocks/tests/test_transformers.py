@@ -91,15 +91,13 @@ def test_calls_with_a_cache_are_eagers(blocks, name):
     ],
 )
 @torch.no_grad()
-def test_a_graph_has_a_mask_where_the_model_needs_one(blocks, monkeypatch, name, inputs, options, masked):
+def test_a_graph_has_a_mask_where_the_model_needs_one(blocks, name, inputs, options, masked):
     model = model_of(name, attention="sdpa", **{"sliding_window": 13, **options})
     if "inputs_embeds" in inputs:
         inputs = {"inputs_embeds": model.get_input_embeddings()(TOKENS)}
     else:
         inputs = {"input_ids": TOKENS, **inputs}
     expected = model(**inputs, use_cache=False).logits
-    # transformers asks this whether it may look at values.
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     faster = RecordedModel(blocks, model)
     torch.testing.assert_close(faster(**inputs, use_cache=False).logits, expected)
     calls = [node for node in faster.graph.nodes if node.target is nn.functional.scaled_dot_product_attention]

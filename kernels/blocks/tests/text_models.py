@@ -74,9 +74,3 @@ class OurOps(TorchDispatchMode):
         if any(package in op.namespace for package in self.packages):
             self.ops[op.overloadpacket.__name__] += 1
         return op(*args, **(kwargs or {}))
-
-
-def ops_of(model):
-    with OurOps("rmsnorm", "rope3d", "geglu", "adaln") as calls:
-        logits(model)
-    return calls.ops.keys()

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
 from pathlib import Path
 
+import pytest
+
+from kernel_builder.config.variant import Release
+from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import FetchError, StoreError, ToolchainError
 from tests.integration.build_command.conftest import FOR_CPU, NewCache, Run
 
@@ -27,6 +33,22 @@ def test_an_index_that_cannot_be_reached(project: Path, kernel_builder: Run, tmp
     expected = {"where": "Torch 2.10", "message": "not in the store", "hint": "toolchain fetch"}
     kernel_builder.refuse(project, *FOR_CPU, "--offline", cache=cold, error=FetchError, **expected)
     assert list((cold / "toolchains").glob("trees/*torch*")) == []
+
+
+@pytest.mark.attack
+def test_a_header_that_was_changed_after_its_download(project: Path, kernel_builder: Run, tmp_path: Path) -> None:
+    """The keys of steps name the download: objects of other headers would stay in the cache."""
+    downloaded = Toolchains().torch(Release(2, 10), "stable").root
+    cache = tmp_path / "changed"
+    tree = cache / "toolchains" / "trees" / downloaded.parent.name
+    shutil.copytree(downloaded.parent, tree)
+    header = next(tree.rglob("macros.h"))
+    os.utime(header)
+    assert Toolchains(cache=cache).torch(Release(2, 10), "stable").root == tree / "tree"
+    header.chmod(0o644)
+    header.write_bytes(header.read_bytes()[:-1] + b" ")
+    expected = {"where": header, "message": "has SHA-256", "hint": "toolchain clean"}
+    kernel_builder.refuse(project, *FOR_CPU, cache=cache, error=StoreError, **expected)
 
 
 def test_a_cache_path_that_nvcc_would_split_is_refused(project: Path, kernel_builder: Run, new_cache: NewCache) -> None:

@@ -1,8 +1,7 @@
 """Makes models of diffusers and transformers faster: `accelerate` replaces operations by faster kernels."""
 
-from . import layers
 from .acceleration import accelerate, restore
 from .comparison import Comparison
 from .report import Report
 
-__all__ = ["Comparison", "Report", "accelerate", "layers", "restore"]
+__all__ = ["Comparison", "Report", "accelerate", "restore"]

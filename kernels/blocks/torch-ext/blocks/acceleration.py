@@ -12,6 +12,7 @@ from .report import Report, notes_on
 from .tracing import trace, untrace
 
 _KEPT = "the check kept the model as it was"
+_DENOISERS = ("transformer", "transformer_2", "unet")  # of pipelines
 
 # By accelerated model: the options that it was accelerated with, and its report. No value may refer to the model.
 _accelerated: "weakref.WeakKeyDictionary[nn.Module, tuple[Any, Report]]" = weakref.WeakKeyDictionary()
@@ -46,9 +47,10 @@ def accelerate(
             a first call of some seconds. `"blocks"`: the blocks in the lists of a model, which share a trace, so that
             the first call takes a second or two. Together with `graphs` it is for the calls that no graph serves,
             which run the model's own forward by default.
-        logits: Whether a training step of a language model returns its logits beside its loss. Without them, the loss
-            is computed from chunks of logits, which takes gigabytes less memory: a call with labels, in which
-            gradients are recorded, then returns None for its logits.
+        logits: Whether a training step of a language model returns its logits beside its loss. The loss is computed
+            from chunks of logits. Without whole logits, which are then computed for the caller alone, a step takes
+            less time, and gigabytes less memory: a call with labels, in which gradients are recorded, returns None for
+            its logits.
 
     Returns:
         The replaced operations, those left and the reasons, and the figures of the check. It grows with every trace
@@ -66,24 +68,24 @@ def accelerate(
     if not logits and (graphs or scope == "blocks"):
         raise ValueError('blocks: logits=False needs scope="model", without graphs')
     roots = _roots(model)
-    checked = None if check is None else _root_to_check(model, check)
+    denoisers = roots if isinstance(model, nn.Module) else {name: roots[name] for name in _DENOISERS if name in roots}
+    if check is not None:
+        _refuse_check(check, roots, denoisers)
     options = graphs, scope or (None if graphs else "model"), logits
-    report = Report()
-    for root in roots:
-        given, known = _accelerated.get(root, (None, report))
-        report = known if given == options else report
-    for root in roots:
+    reports = (_accelerated[root] for root in roots.values() if root in _accelerated)
+    report = next((report for given, report in reports if given == options), Report())
+    for root in roots.values():
         if _accelerated.get(root, (None, report))[0] != options:
             _restore_root(root)
             if options[1] is not None:
                 trace(root, report, options[1], logits)
             _accelerated[root] = options, report
     if graphs:
-        report.graphs = add_graphs(model, report)
-        report.generation = add_generation(model, report)
-    if checked is not None and check is not None:
-        _check(checked, check, report)
-    report.notes = notes_on(roots)
+        report.graphs = {name: add_graphs(root, report) for name, root in denoisers.items()}
+        report.generation = add_generation(model, report) if isinstance(model, nn.Module) else {}
+    if check is not None:
+        _check(next(iter(denoisers.values())), check, report)
+    report.notes = notes_on(roots.values())
     return report
 
 
@@ -108,7 +110,7 @@ def restore(model: Any) -> None:
     Raises:
         TypeError: If `model` is neither a `torch.nn.Module` nor a pipeline.
     """
-    for root in _roots(model):
+    for root in _roots(model).values():
         _restore_root(root)
 
 
@@ -119,32 +121,25 @@ def _restore_root(root: nn.Module) -> None:
         remove_graphs(module)
 
 
-def _roots(model: Any) -> list[nn.Module]:
+def _roots(model: Any) -> dict[str, nn.Module]:
+    """Return a model by the name of its class, or the models of a pipeline by their names in it."""
     if isinstance(model, nn.Module):
-        return [model]
-    return [part for part in _components(model).values() if isinstance(part, nn.Module)]
-
-
-def _components(pipeline: Any) -> Mapping[str, Any]:
-    components = getattr(pipeline, "components", None)
+        return {type(model).__name__: model}
+    components = getattr(model, "components", None)
     if not isinstance(components, dict):
-        raise TypeError(f"blocks: model must be a torch.nn.Module or a pipeline, not {type(pipeline).__name__}")
-    return components
+        raise TypeError(f"blocks: model must be a torch.nn.Module or a pipeline, not {type(model).__name__}")
+    return {name: part for name, part in components.items() if isinstance(part, nn.Module)}
 
 
-def _root_to_check(model: Any, check: Check) -> nn.Module:
+def _refuse_check(check: Any, roots: Mapping[str, Any], denoisers: Mapping[str, Any]) -> None:
+    """Raise an error if a check is of another type, or if there is no model to run it with."""
     if not (isinstance(check, (Mapping, tuple)) or callable(check)):
         raise TypeError(
             "blocks: check must be a dict of keyword arguments, a tuple of arguments or a function that runs the "
             f"model, not {type(check).__name__}"
         )
-    if isinstance(model, nn.Module):
-        return model
-    components = _components(model)
-    for name in ("transformer", "unet"):
-        if isinstance(components.get(name), nn.Module):
-            return components[name]
-    raise ValueError(
-        f"blocks: check needs a pipeline with a transformer or a unet, and this one has {', '.join(components)}; "
-        "accelerate and check its models one by one"
-    )
+    if not denoisers:
+        raise ValueError(
+            f"blocks: check needs a pipeline with a transformer or a unet, and this one has {', '.join(roots)}; "
+            "accelerate and check its models one by one"
+        )

@@ -13,7 +13,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from .editing import Editor, fits
-from .values import argument, changes, is_tensor, operation, shape_of, value
+from .matching import argument, changes, is_tensor, operation, shape_of, value
 
 _RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "bernoulli", "multinomial", "dropout"}
 _LONGEST = 1000  # operations that make a mask

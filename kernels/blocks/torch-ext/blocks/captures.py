@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from .calls import Refused
-from .findings import Counts, Findings
+from .calls import Refused, refuse_if
 from .fusions import fuse
 from .gpu import Gpu
-from .recording import Recording
+from .recording import Recording, Unrecorded
+from .report import GraphCounts, Report
 from .snapshots import Snapshot
 
 
@@ -24,10 +24,10 @@ class Captures:
         counts: For the report.
     """
 
-    def __init__(self, cls: type, findings: Findings, counts: Counts, gpu: Optional[Gpu] = None) -> None:
-        self.counts = counts
+    def __init__(self, cls: type, report: Report, gpu: Optional[Gpu] = None) -> None:
+        self.counts = GraphCounts()
         self._cls = cls
-        self._findings = findings
+        self._report = report
         self._gpu = gpu or Gpu()
         self._lock = threading.RLock()
         self._thread = threading.local()
@@ -72,16 +72,15 @@ class Captures:
         This cannot wait until the replay is launched. A graph of an outdated state may write to tensors that outlive
         it, as those of a cache, and may read indices out of range, after which CUDA is of no use to the process.
         """
-        difference = None
-        if self._snapshot is not None and not self._snapshot.is_current(model):
-            difference = f"the model has changed: {self._snapshot.find_difference(model)}"
+        difference = None if self._snapshot is None else self._snapshot.find_difference(model)
+        if difference is not None:
             self._forget()
         if self._snapshot is None:
             self._snapshot = Snapshot(model, device)
             self.counts.note = self._snapshot.obstacle
         if self._snapshot.obstacle is not None:
             raise Refused(self._snapshot.obstacle)
-        return difference
+        return None if difference is None else f"the model has changed: {difference}"
 
     def _capture(
         self,
@@ -93,8 +92,6 @@ class Captures:
         *passes: Callable[[GraphModule], Any],
     ) -> tuple[Callable[[], None], Any]:
         """Capture `finish(call(forward))`, with kernels in place of some operations of the forward.
-
-        They are recorded during a capture, where transformers makes masks without a look at their elements.
 
         Args:
             is_first: Whether no other graph uses the memory pool.
@@ -108,17 +105,15 @@ class Captures:
         """
         if is_first:
             self._pool, self._pool_bytes = self._gpu.new_pool(), 0
-        if not torch.is_autocast_enabled(self._gpu.type):  # it changes the dtypes of the model's own operations
-            recording = Recording(self._cls)
-            self._gpu.dry_run(lambda: call(lambda *args, **kwargs: recording.record(forward, args, kwargs)), device)
-            if recording.obstacle is not None:
-                self._findings.left[self._cls.__name__, f"no kernels in its graphs: {recording.obstacle}"] = 1
-            else:
-                misses = fuse(recording.module)
-                self._findings.add(recording.module.graph, misses, self._cls)
-                for replace in passes:
-                    replace(recording.module)
-                forward = recording.run
-        replay, result, used = self._gpu.capture(lambda: finish(call(forward)), self._pool, device)
+        recording = Recording(self._cls)
+        try:
+            call(lambda *args, **kwargs: recording.record(forward, args, kwargs))
+        except Unrecorded as unrecorded:
+            raise Refused(f"it cannot be captured: {unrecorded}") from None
+        refuse_if((recording.writes_inputs, "it cannot be captured: it writes into its arguments"))
+        self._report.add(recording.module.graph, fuse(recording.module), self._cls)
+        for replace in passes:
+            replace(recording.module)
+        replay, result, used = self._gpu.capture(lambda: finish(call(recording.run)), self._pool, device)
         self._pool_bytes += used
         return replay, result

@@ -76,7 +76,7 @@ def compare(model: nn.Module, check: Check) -> Comparison:
         eager = _outputs(model, check)
         expected, reference, no_reference = _reference(model, check)
         eager_times, accelerated_times = [_milliseconds(model, check)], []
-    result = Comparison("eager", "", eager_times[0])
+    result = Comparison("eager", "", eager_times[0], None, reference, no_reference)
     try:
         for _ in range(2):  # CUDA graphs are captured at the second call, and replayed from the third on
             _run(model, check)
@@ -89,45 +89,34 @@ def compare(model: nn.Module, check: Check) -> Comparison:
         result.reason = f"accelerated, the model fails: {type(error).__name__}: {error}"
         return result
     result.eager_ms, result.accelerated_ms = statistics.median(eager_times), statistics.median(accelerated_times)
-    result.reference, result.no_reference = reference, no_reference
     result.difference = _relative_difference(ours, eager) if eager else None
     if expected:
         result.eager_error = _relative_difference(eager, expected)
         result.accelerated_error = _relative_difference(ours, expected)
-    result.reason = _reason_against(result, eager)
-    if not result.reason:
-        result.kept = "accelerated"
-        result.reason = f"it takes {result.accelerated_ms / result.eager_ms:.2f} of the eager model's time"
-    return result
-
-
-def _reason_against(result: Comparison, outputs: Sequence[Tensor]) -> str:
+    ratio = result.accelerated_ms / result.eager_ms
+    allowed = _ROUNDINGS * max((torch.finfo(output.dtype).eps for output in eager), default=0.0)
     if result.eager_error is not None and result.accelerated_error is not None:
         if not result.accelerated_error <= max(_ALLOWED * result.eager_error, _NEGLIGIBLE):
-            return f"accelerated, its error exceeds {_ALLOWED} times the eager model's"
-    elif result.difference is not None:
-        allowed = _ROUNDINGS * max(torch.finfo(output.dtype).eps for output in outputs)
-        if not result.difference <= allowed:
-            return f"accelerated, its outputs differ by more than {allowed:.1e}"
-    ratio = (result.accelerated_ms or math.inf) / result.eager_ms
-    return f"accelerated, it takes {ratio:.2f} times as long" if ratio > 1 else ""
+            result.reason = f"accelerated, its error exceeds {_ALLOWED} times the eager model's"
+    elif result.difference is not None and not result.difference <= allowed:
+        result.reason = f"accelerated, its outputs differ by more than {allowed:.1e}"
+    if not result.reason and ratio > 1:
+        result.reason = f"accelerated, it takes {ratio:.2f} times as long"
+    if not result.reason:
+        result.kept, result.reason = "accelerated", f"it takes {ratio:.2f} of the eager model's time"
+    return result
 
 
 def _milliseconds(model: nn.Module, check: Check) -> float:
     """Return the median time of a call, of calls that take a tenth of a second together."""
     times: list[float] = []
     while sum(times) < 100:
-        _synchronize()
         start = time.perf_counter()
         _run(model, check)
-        _synchronize()
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
         times.append((time.perf_counter() - start) * 1000)
     return statistics.median(times)
-
-
-def _synchronize() -> None:
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
 
 
 def _run(model: nn.Module, check: Check) -> Any:

@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from .attention import unrepeated
 from .editing import Editor, fits, is_alike, origin
 from .kernel_set import decode, geglu, rope3d
-from .values import argument, dtype_of, operation, same_value, shape_of, value
+from .matching import argument, dtype_of, operation, same_value, shape_of, value
 
 _ROWS = 8  # that the kernels of decode take
 _ELEMENTS = 256  # of a head, at most
@@ -39,7 +39,7 @@ def _product(node: Any, users: Optional[int] = None) -> Optional[tuple[Node, Nod
         return None
     x, weight = node.args[:2]
     bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
-    is_one_dtype = all(fits(part, dtype_of(x)) for part in (x, weight, bias) if part is not None)
+    is_one_dtype = all(fits(part, dtype_of(x)) for part in (node, x, weight, bias) if part is not None)
     has_few_rows = 0 < math.prod(shape_of(x)[:-1]) <= _ROWS and shape_of(x)[-1] > 0
     return (x, weight, bias) if is_one_dtype and has_few_rows else None
 

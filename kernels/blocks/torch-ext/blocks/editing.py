@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from .kernel_set import DEVICE, DTYPES
-from .values import changes, dtype_of, is_tensor, operation, same_value, shape_of, value
+from .matching import changes, dtype_of, is_tensor, operation, same_value, shape_of, value
 
 
 class Editor:

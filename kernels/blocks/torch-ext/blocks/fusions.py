@@ -4,7 +4,7 @@ Each pass looks for one kind of operation, from the last node of the graph to th
 last of its operations stood.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Optional
 
@@ -14,13 +14,28 @@ from torch.fx import GraphModule, Node
 
 from .attention import drop_causal_mask, group_heads
 from .editing import Editor, broadcasts, fits, is_alike
-from .head_losses import join_loss
 from .kernel_set import DEVICE, adaln, geglu, loss, rmsnorm, rope3d
-from .matching import Match, call, match, named, narrow, one_plus, tagged, wide
-from .recomputed import GATES, gated_linear
+from .matching import (
+    Match,
+    Pattern,
+    argument,
+    call,
+    dtype_of,
+    is_tensor,
+    match,
+    named,
+    narrow,
+    one_plus,
+    operation,
+    same_value,
+    shape_of,
+    tagged,
+    value,
+    wide,
+)
 from .rotations import rotate, rotate_together
 from .rows import halves
-from .values import argument, dtype_of, is_tensor, operation, same_value, shape_of, value
+from .training import gated_linear, join_loss, recompute_gate
 
 # Torch has no documented function for it. The schemas of ATen's ops stay compatible. On the CPU it is the exact GELU.
 _ADDMM_ACTIVATION = getattr(torch.ops.aten, "_addmm_activation", None)
@@ -50,6 +65,7 @@ _MODULATED = {
     "each": _NORM * _modulation[0] + _modulation[1],
     "last": narrow(_WIDE_NORM * _modulation[0] + _modulation[1]),
 }
+_NORMS_ALONE = {"": _NORM}
 _GATED = {"each": _x + _branch * _gate, "last": narrow(wide(_x) + wide(_branch) * _gate)}
 _ACTIVATED = {name: call(name, named("gate")) * named("up") for name in ("silu", "gelu")}
 _NORMS = (rmsnorm.rms_norm, adaln.ada_layer_norm, adaln.ada_rms_norm)
@@ -86,13 +102,13 @@ def fuse(module: GraphModule, returns_logits: bool = True) -> list[tuple[Node, s
         drop_causal_mask,
         group_heads,
         rotate,
-        _modulate,
-        _normalize,
-        _gate_residual,
+        partial(_replace_match, patterns=_MODULATED, kernel_of=_modulated),
+        partial(_replace_match, patterns=_NORMS_ALONE, kernel_of=_normalized_by),
+        partial(_replace_match, patterns=_GATED, kernel_of=_gated),
         _add_before_norm,
         rotate_together,
-        _activate,
-        _recompute_gate,
+        partial(_replace_match, patterns=_ACTIVATED, kernel_of=_activated),
+        recompute_gate,
         _join_gelu,
     ):
         for node in editor.nodes():
@@ -103,44 +119,44 @@ def fuse(module: GraphModule, returns_logits: bool = True) -> list[tuple[Node, s
     return editor.misses
 
 
-def _modulate(editor: Editor, node: Node) -> None:
-    if not fits(node) or operation(node) not in ("add", "cast"):
-        return
-    for rounding, pattern in _MODULATED.items():
+def _replace_match(editor: Editor, node: Node, patterns: Mapping[str, Pattern], kernel_of: Callable[..., Any]) -> None:
+    """Replace a match of one of some patterns, by their names, by the call that `kernel_of` returns, or None."""
+    for name, pattern in patterns.items() if fits(node) else ():
         found = match(pattern, node)
-        if found is None or not _is_norm(found, node):
-            continue
-        x, scale, shift = (found[name] for name in ("x", "scale", "shift"))
-        weight, is_layer = found["weight"], "layer" in found.tags
-        if "offset" in found.tags or (rounding == "each" and weight is not None and dtype_of(weight) != dtype_of(x)):
-            continue
-        if "before_weight" in found.tags and dtype_of(x) != torch.float32:
-            continue
-        dtype = torch.float32 if rounding == "last" else dtype_of(x)
-        if not (fits(scale, dtype) and fits(shift, dtype) and editor.may_join(found.nodes, node)):
-            continue
-        scale = editor.repeat_views(node, reversed(found["views"]), scale)
-        if shape_of(scale) != shape_of(shift) or not broadcasts(scale, x):
-            continue
-        parts = (weight, found["bias"]) if is_layer else (weight,)
-        function = adaln.ada_layer_norm if is_layer else adaln.ada_rms_norm
-        editor.replace_by_call(node, function, (x, scale, shift, *parts, found["eps"], rounding))
-        return
+        call = kernel_of(editor, node, found, name) if found is not None else None
+        if found is not None and call is not None and editor.may_join(found.nodes, node):
+            editor.replace_by_call(node, *call)
+            return
 
 
-def _normalize(editor: Editor, node: Node) -> None:
-    if not fits(node) or operation(node) not in ("mul", "div", "cast", "layer_norm", "rms_norm"):
-        return
-    found = match(_NORM, node)
-    if found is None or not _is_norm(found, node) or not editor.may_join(found.nodes, node):
-        return
+def _modulated(editor: Editor, node: Node, found: Match, rounding: str) -> Any:
+    x, weight, scale, shift = (found[name] for name in ("x", "weight", "scale", "shift"))
+    is_layer = "layer" in found.tags
+    if not _is_norm(found, node) or "offset" in found.tags:
+        return None
+    if rounding == "each" and weight is not None and dtype_of(weight) != dtype_of(x):
+        return None
+    if "before_weight" in found.tags and dtype_of(x) != torch.float32:
+        return None
+    dtype = torch.float32 if rounding == "last" else dtype_of(x)
+    if not (fits(scale, dtype) and fits(shift, dtype)):
+        return None
+    scale = editor.repeat_views(node, reversed(found["views"]), scale)
+    if shape_of(scale) != shape_of(shift) or not broadcasts(scale, x):
+        return None
+    parts = (weight, found["bias"]) if is_layer else (weight,)
+    function = adaln.ada_layer_norm if is_layer else adaln.ada_rms_norm
+    return function, (x, scale, shift, *parts, found["eps"], rounding)
+
+
+def _normalized_by(editor: Editor, node: Node, found: Match, _: str) -> Any:
+    if not _is_norm(found, node):
+        return None
     x, weight, eps = found["x"], found["weight"], found["eps"]
     if "layer" in found.tags:
-        editor.replace_by_call(node, adaln.ada_layer_norm, (x, None, None, weight, found["bias"], eps, "last"))
-    else:
-        rounding = "before_weight" if "before_weight" in found.tags else "last"
-        offset = 1.0 if "offset" in found.tags else 0.0
-        editor.replace_by_call(node, rmsnorm.rms_norm, (x, weight, eps, offset, rounding))
+        return adaln.ada_layer_norm, (x, None, None, weight, found["bias"], eps, "last")
+    rounding = "before_weight" if "before_weight" in found.tags else "last"
+    return rmsnorm.rms_norm, (x, weight, eps, 1.0 if "offset" in found.tags else 0.0, rounding)
 
 
 def _is_norm(found: Match, node: Node) -> bool:
@@ -159,25 +175,15 @@ def _is_norm(found: Match, node: Node) -> bool:
     return dtype_of(node) == (dtype_of(x) if keeps else torch.promote_types(dtype_of(x), dtype_of(weight)))
 
 
-def _gate_residual(editor: Editor, node: Node) -> None:
-    if not fits(node) or value(node).dim() < 2 or operation(node) not in ("add", "cast"):
-        return
-    for rounding, pattern in _GATED.items():
-        found = match(pattern, node)
-        if found is None or (rounding == "last" and dtype_of(node) == torch.float32):
-            continue
-        x, branch, gate = found["x"], found["branch"], found["gate"]
-        if shape_of(branch) != shape_of(x):
-            branch, gate = gate, branch
-        dtype = torch.float32 if rounding == "last" else dtype_of(x)
-        if (
-            is_alike(node, x, branch)
-            and fits(gate, dtype)
-            and broadcasts(gate, x)
-            and editor.may_join(found.nodes, node)
-        ):
-            editor.replace_by_call(node, adaln.gate_residual, (x, branch, gate, rounding))
-            return
+def _gated(editor: Editor, node: Node, found: Match, rounding: str) -> Any:
+    if value(node).dim() < 2 or (rounding == "last" and dtype_of(node) == torch.float32):
+        return None
+    x, branch, gate = found["x"], found["branch"], found["gate"]
+    if shape_of(branch) != shape_of(x):
+        branch, gate = gate, branch
+    dtype = torch.float32 if rounding == "last" else dtype_of(x)
+    does = is_alike(node, x, branch) and fits(gate, dtype) and broadcasts(gate, x)
+    return (adaln.gate_residual, (x, branch, gate, rounding)) if does else None
 
 
 def _add_before_norm(editor: Editor, node: Node) -> None:
@@ -249,41 +255,17 @@ def _made_after(place: Node, args: Iterable[Any]) -> Optional[set[Node]]:
     return late
 
 
-def _activate(editor: Editor, node: Node) -> None:
-    if not fits(node) or operation(node) != "mul":
-        return
-    for name, pattern in _ACTIVATED.items():
-        found = match(pattern, node)
-        if found is None or not is_alike(node, found["gate"], found["up"]) or not editor.may_join(found.nodes, node):
-            continue
-        gate, up = found["gate"], found["up"]
-        activation = next(part for part in found.nodes if operation(part) == name)
-        if argument(activation, 1, "inplace", False) is True:
-            return
-        base, half = halves(gate, up)
-        options: dict[str, Any] = (
-            {} if name == "silu" else {"approximate": argument(activation, 1, "approximate", "none")}
-        )
-        function = "swiglu" if name == "silu" else "geglu"
-        if base is not None and fits(base, dtype_of(gate)):
-            editor.replace_by_call(node, getattr(geglu, function), (base,), {**options, "gate": half})
-        else:
-            editor.replace_by_call(node, getattr(geglu, f"{function}_pair"), (gate, up), options)
-        return
-
-
-def _recompute_gate(editor: Editor, node: Node) -> None:
-    """Let a linear layer whose weight has a gradient keep the operands of its gated input, if nothing else reads it."""
-    if operation(node) != "linear" or not torch.is_grad_enabled():
-        return
-    gated, weight, bias = (argument(node, index, name) for index, name in enumerate(("input", "weight", "bias")))
-    is_gated = isinstance(gated, Node) and gated.target in GATES and len(gated.users) == 1
-    if not is_gated or not fits(weight, dtype_of(gated)) or not (bias is None or fits(bias, dtype_of(gated))):
-        return
-    if value(weight).requires_grad and editor.may_join([gated], node):
-        args = (gated.target.__name__, dict(gated.kwargs), gated.args, weight, bias)
-        stack = gated.meta.get("nn_module_stack")
-        editor.replace_by_call(node, gated_linear, args).meta["nn_module_stack"] = stack
+def _activated(editor: Editor, node: Node, found: Match, name: str) -> Any:
+    gate, up = found["gate"], found["up"]
+    activation = next(part for part in found.nodes if operation(part) == name)
+    if not is_alike(node, gate, up) or argument(activation, 1, "inplace", False) is True:
+        return None
+    options = {} if name == "silu" else {"approximate": argument(activation, 1, "approximate", "none")}
+    one, pair = (geglu.swiglu, geglu.swiglu_pair) if name == "silu" else (geglu.geglu, geglu.geglu_pair)
+    base, half = halves(gate, up)
+    if base is not None and fits(base, dtype_of(gate)):
+        return one, (base,), {**options, "gate": half}
+    return pair, (gate, up), options
 
 
 def _join_gelu(editor: Editor, node: Node) -> None:
@@ -294,7 +276,8 @@ def _join_gelu(editor: Editor, node: Node) -> None:
     if operation(projection) != "linear" or len(projection.args) != 3 or len(projection.users) > 1:
         return
     x, weight, bias = projection.args
-    if not all(fits(part, torch.float16, torch.bfloat16) and dtype_of(part) == dtype_of(x) for part in projection.args):
+    parts = (projection, *projection.args)
+    if not all(fits(part, torch.float16, torch.bfloat16) and dtype_of(part) == dtype_of(x) for part in parts):
         return
     needs_gradient = torch.is_grad_enabled() and any(value(part).requires_grad for part in projection.args)
     if not needs_gradient and value(x).dim() > 1 and editor.may_join([projection], node):

@@ -7,27 +7,27 @@ launches steps, one ahead of the GPU, and reads the results of the step before t
 The loop takes the place of `_sample`, the method in which `generate` decodes greedily and samples. `generate` itself,
 with its checks and its preparation, stays transformers', and so does `_sample` for the prefill, for the first token,
 and for whatever a graph cannot do.
+
+This module imports transformers: import it only for a model of transformers.
 """
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
+from transformers.generation.stopping_criteria import MaxLengthCriteria, StoppingCriteriaList
 
 from .calls import Refused, refuse_if
 from .captures import Captures
 from .decoding import fuse_step
-from .findings import Findings, GenerationCounts
+from .generation_call import GenerateCall
+from .generation_state import State
 from .gpu import Gpu
-
-if TYPE_CHECKING:  # they import transformers
-    from .generation_call import GenerateCall
-    from .generation_step import State
+from .report import Report
 
 # Memory of calls that is kept for later ones: of sizes of batches, and of threads.
 _STATES = 4
@@ -37,19 +37,11 @@ _SHARE = 1 / 8
 _ROOM = 512
 
 
-def generates(module: nn.Module) -> bool:
-    """Return whether a module has the `generate` of transformers."""
-    library = sys.modules.get("transformers.generation.utils")
-    return library is not None and isinstance(module, library.GenerationMixin)
-
-
 class Decoder(Captures):
     """Runs the decoding loop of one model."""
 
-    counts: GenerationCounts
-
-    def __init__(self, cls: type, findings: Findings, gpu: Optional[Gpu] = None) -> None:
-        super().__init__(cls, findings, GenerationCounts(), gpu)
+    def __init__(self, cls: type, report: Report, gpu: Optional[Gpu] = None) -> None:
+        super().__init__(cls, report, gpu)
         self._states: set[State] = set()
         self._free: list[State] = []  # that no call uses, the last used one last
         self._refused: dict[Any, str] = {}
@@ -72,8 +64,6 @@ class Decoder(Captures):
         **model_kwargs: Any,
     ) -> Any:
         """Return the result of `own`, the `_sample` of the model. `forward` is the model's own forward."""
-        from .generation_call import GenerateCall
-
         arguments = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria}
         arguments["generation_config"] = generation_config
         try:
@@ -92,7 +82,7 @@ class Decoder(Captures):
         except Refused as refused:
             self.counts.eager[str(refused)] += 1
             return own(input_ids, **arguments, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
-        self.counts.calls += 1
+        self.counts.generated += 1
         if call.by_hand is not None:
             self.counts.by_hand[call.by_hand] += 1
         self._thread.is_active = True
@@ -113,10 +103,8 @@ class Decoder(Captures):
         self._snapshot = None
         self._count()
 
-    def _take(self, call: "GenerateCall", capacity: int) -> "State":
+    def _take(self, call: GenerateCall, capacity: int) -> State:
         """Return a state for a call: one that is free, or a new one."""
-        from .generation_step import State
-
         kind = call.input_ids.shape[0], call.windows, self._gpu.modes()
         state = next((state for state in reversed(self._free) if state.kind == kind), None)
         if state is None:
@@ -127,27 +115,27 @@ class Decoder(Captures):
             state.resize(call, capacity, self._gpu.wait)
         return state
 
-    def _give_back(self, state: "State") -> None:
+    def _give_back(self, state: State) -> None:
         device = state.token.device
-        with self._lock:
-            with self._gpu.in_order(device):
-                self._free.append(state)
+        with self._lock, self._gpu.in_order(device):
+            self._free.append(state)
             limit = self._gpu.memory(device) * _SHARE
             while len(self._free) > _STATES or (self._free and sum(free.bytes for free in self._free) > limit):
                 self._gpu.wait()
-                dropped = self._free.pop(0)
-                dropped.graphs.clear()
-                self._states.remove(dropped)
+                self._free[0].graphs.clear()
+                self._states.remove(self._free.pop(0))
             self._count()
 
     def _count(self) -> None:
-        has_graphs = any(state.graphs for state in self._states)
-        self.counts.memory = sum(state.bytes for state in self._states) + (self._pool_bytes if has_graphs else 0)
+        self.counts.held = sum(len(state.graphs) for state in self._states)
+        self.counts.memory = sum(state.bytes for state in self._states) + (self._pool_bytes if self.counts.held else 0)
 
     # --- one call ----------------------------------------------------------------------------------------------------
 
-    def _generate(self, model: nn.Module, forward: Callable, own: Callable, call: "GenerateCall") -> Any:
-        first = _first_token(own, call)
+    def _generate(self, model: nn.Module, forward: Callable, own: Callable, call: GenerateCall) -> Any:
+        # transformers computes the prefill and chooses the first token.
+        criteria = StoppingCriteriaList([MaxLengthCriteria(call.input_ids.shape[1] + 1)])
+        first = own(call.input_ids, call.processors, criteria, call.config, **call.kwargs)
         tokens = first if isinstance(first, Tensor) else first.sequences
         cached = int(call.cache.get_seq_length())
         ahead = cached + 1 - tokens.shape[1]  # embeddings may come in place of tokens
@@ -181,7 +169,7 @@ class Decoder(Captures):
             return sequences
         return type(first)(**{**first, **kept, "sequences": sequences, call.cache_name: call.cache})
 
-    def _loop(self, call: "GenerateCall", state: "State", step: Callable, length: int, kept: dict[str, Any]) -> int:
+    def _loop(self, call: GenerateCall, state: State, step: Callable, length: int, kept: dict[str, Any]) -> int:
         """Launch steps until all sequences are done. Return the number of tokens.
 
         A step is launched when the news of the step before the last one are here. The GPU is never without work, and
@@ -208,12 +196,15 @@ class Decoder(Captures):
             length += 1
             waiting.append((length, self._gpu.send(state.news)))
 
-    def _run_step(self, state: "State", call: "GenerateCall", model: nn.Module, forward: Callable) -> None:
+    def _run_step(self, state: State, call: GenerateCall, model: nn.Module, forward: Callable) -> None:
         """Replay a step, which is captured if it is the first of its kind; or run it, if it cannot be captured."""
         device = state.token.device
 
         def compute(forward: Callable[..., Any]) -> Tensor:
             return state.compute(model, forward, call)
+
+        def finish(logits: Tensor) -> None:
+            state.finish(logits, call)
 
         with self._lock:
             replay, _ = state.graphs.get(call.key, (None, None))
@@ -221,10 +212,9 @@ class Decoder(Captures):
                 with self._gpu.in_order(device):
                     compute(forward)  # for nothing: it allocates what a capture does not allow
                 try:
-                    if self._snapshot is not None and not self._snapshot.is_current(model):
-                        raise Refused(f"its forward changes {self._snapshot.find_difference(model)}")
+                    change = None if self._snapshot is None else self._snapshot.find_difference(model)
+                    refuse_if((change is not None, f"its forward changes {change}"))
                     is_first = not any(other.graphs for other in self._states)
-                    finish = lambda logits: state.finish(logits, call)  # noqa: E731
                     replay, _ = self._capture(forward, compute, finish, device, is_first, fuse_step)
                     self.counts.captured += 1
                     state.remember(call, replay, self._gpu.wait)
@@ -234,9 +224,9 @@ class Decoder(Captures):
                 if replay is not None:
                     state.graphs.move_to_end(call.key)
                     replay()
-                    self.counts.steps += 1
+                    self.counts.replays += 1
                 else:
-                    state.finish(compute(forward), call)
+                    finish(compute(forward))
                     self.counts.eager_steps[self._refused[call.key]] += 1
 
 
@@ -244,14 +234,6 @@ def bucket_of(length: int) -> int:
     """Return a number of positions for `length` or more: at most a quarter more, and one of four in each octave."""
     unit = max(64, 1 << max(0, length.bit_length() - 3))
     return -(-length // unit) * unit
-
-
-def _first_token(own: Callable[..., Any], call: "GenerateCall") -> Any:
-    """Let transformers compute the prefill and choose the first token."""
-    from transformers.generation.stopping_criteria import MaxLengthCriteria, StoppingCriteriaList
-
-    criteria = StoppingCriteriaList([MaxLengthCriteria(call.input_ids.shape[1] + 1)])
-    return own(call.input_ids, call.processors, criteria, call.config, **call.kwargs)
 
 
 def _for_decoding(model: nn.Module) -> Any:

@@ -15,24 +15,19 @@ from .calls import is_value, refuse_if
 
 _LAYERS = DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer
 _INPUTS = {"attention_mask", "position_ids", "inputs_embeds", "use_cache", "tokenizer"}
-# Processors that look at nothing but the scores, whichever tokens they are of.
-_BY_SCORE = {
+# Processors that a graph may have. The last one may look at the same token more than once: a step gives it repetitions.
+_IN_GRAPHS = {
     "EpsilonLogitsWarper",
+    "InfNanRemoveLogitsProcessor",
     "LogitNormalization",
     "MinPLogitsWarper",
+    "SuppressTokensLogitsProcessor",
     "TemperatureLogitsWarper",
     "TopKLogitsWarper",
     "TopPLogitsWarper",
     "TypicalLogitsWarper",
-}
-# All that a graph may have. The last one may look at the same token more than once: a step gives it repetitions.
-_IN_GRAPHS = _BY_SCORE | {
-    "InfNanRemoveLogitsProcessor",
-    "SuppressTokensLogitsProcessor",
     "RepetitionPenaltyLogitsProcessor",
 }
-# Candidates for each token that top-k keeps, and at least so many: room for scores that are equal to the last of them.
-_CANDIDATES, _FEWEST_CANDIDATES = 2, 128
 
 
 class GenerateCall:
@@ -50,7 +45,6 @@ class GenerateCall:
         takes_masks_by_type: Whether the model takes a mask for each type of its layers, by name.
         eos: The ids that end a sequence, or None.
         pad: The token that continues finished sequences, or None.
-        keeps_scores, keeps_logits: Whether the caller gets them.
         by_hand: Why tokens are chosen outside of the graph, or None.
         key: Equal for calls that one graph can serve.
     """
@@ -115,11 +109,10 @@ class GenerateCall:
         self.max_length: int = self.criteria.max_length
         self.is_filled = bool(config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False))
         self.windows = self._windows(model.config.get_text_config(decoder=True))
-        self.keeps_scores = bool(config.return_dict_in_generate and config.output_scores)
-        self.keeps_logits = bool(config.return_dict_in_generate and config.output_logits)
         self.deadline: Optional[float] = None
         self.eos: Optional[Tensor] = None
-        self.by_hand = "the caller gets scores or logits" if self.keeps_scores or self.keeps_logits else None
+        keeps = config.return_dict_in_generate and (config.output_scores or config.output_logits)
+        self.by_hand = "the caller gets scores or logits" if keeps else None
         for criterion in self.criteria:
             if type(criterion) is MaxTimeCriteria:
                 self.deadline = criterion.initial_timestamp + criterion.max_time
@@ -135,22 +128,6 @@ class GenerateCall:
             self.by_hand = f"the logits processor {name} cannot be part of a graph"
         chosen = *keys, _comparable(self.eos), _comparable(self.pad), bool(config.do_sample)
         self.key = tuple(self.options.items()), None if self.by_hand else chosen
-
-    def candidates(self, vocabulary: int) -> tuple[int, int]:
-        """Return from which processor on the best scores are enough, and how many; none if they are not.
-
-        Sampling looks at the whole vocabulary a dozen times, and sorts it. After top-k only some tokens are left.
-        """
-        names = [type(processor).__name__ for processor in self.processors]
-        first = names.index("TopKLogitsWarper") if "TopKLogitsWarper" in names else len(names)
-        if first == len(names) or not {*names[first:]} <= _BY_SCORE or not self.config.do_sample:
-            return len(names), 0
-        count = max(_CANDIDATES * self.processors[first].top_k, _FEWEST_CANDIDATES)
-        if count > vocabulary // 4:
-            return len(names), 0
-        while first > 0 and names[first - 1] == "TemperatureLogitsWarper":  # better scores stay better
-            first -= 1
-        return first, count
 
     def _windows(self, config: Any) -> tuple[Optional[int], ...]:
         """Return the sliding window of each layer, of which the cache and a configuration know some.

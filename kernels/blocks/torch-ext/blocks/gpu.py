@@ -99,14 +99,6 @@ class Gpu:
                 raise Refused(f"it cannot be captured: {name}: {text}") from None
         return graph.replay, output, max(used, 0)
 
-    def dry_run(self, run: Callable[[], Any], device: torch.device) -> None:
-        """Run the Python of `run`, and no kernel.
-
-        Raises:
-            Refused: If it cannot be captured.
-        """
-        self.capture(run, self.new_pool(), device)
-
     @contextmanager
     def in_order(self, device: torch.device) -> Iterator[None]:
         """Let the current stream wait for the last use of the graphs' memory, and record this one.

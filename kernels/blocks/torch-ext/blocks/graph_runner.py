@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_map, tree_unflatten
 
 from .calls import Call, Refused, is_value, take_apart
 from .captures import Captures
-from .findings import Findings, GraphCounts
 from .gpu import Gpu
 from .kernel_set import PLAIN_TENSORS, is_forward_mode, is_transformed
+from .report import Report
 from .snapshots import Snapshot
 
 LIMIT = 8
@@ -33,13 +33,11 @@ class _Graph:
         replay: Runs it on `inputs`, into the tensors of `output`.
         inputs: For each tensor of the call: where its contents go.
         output: The structure of the result, with references in place of caches.
-        caches: The ids of the caches in its key.
     """
 
     replay: Callable[[], None]
     inputs: list[Tensor]
     output: Any
-    caches: set[int]
 
     def launch(self) -> Any:
         def take_out(leaf: Any) -> Any:
@@ -51,19 +49,30 @@ class _Graph:
         return tree_map(take_out, self.output)
 
 
+@dataclass
+class _Shape:
+    """The calls that one graph can serve.
+
+    Attributes:
+        caches: The number of caches in their key.
+        states: By cache, as of the first call. A snapshot holds a cache's tensors, and goes with the cache.
+        graph: From the second call on.
+        refused: Why there is none.
+    """
+
+    caches: int
+    states: "weakref.WeakKeyDictionary[Any, Snapshot]"
+    graph: Optional[_Graph] = None
+    refused: Optional[str] = None
+
+
 class GraphRunner(Captures):
     """Decides for every call of one model whether it replays a graph, captures one, or runs eagerly."""
 
-    counts: GraphCounts
-
-    def __init__(self, model: nn.Module, findings: Findings, limit: int = LIMIT, gpu: Optional[Gpu] = None) -> None:
-        super().__init__(type(model), findings, GraphCounts(), gpu)
+    def __init__(self, model: nn.Module, report: Report, limit: int = LIMIT, gpu: Optional[Gpu] = None) -> None:
+        super().__init__(type(model), report, gpu)
         self._limit = limit
-        self._graphs: OrderedDict[Any, _Graph] = OrderedDict()
-        self._met: OrderedDict[Any, set[int]] = OrderedDict()  # with the ids of caches in the keys
-        self._refused: OrderedDict[Any, str] = OrderedDict()
-        # A snapshot holds a cache's tensors, and goes with the cache.
-        self._caches: weakref.WeakKeyDictionary[Any, Snapshot] = weakref.WeakKeyDictionary()
+        self._shapes: OrderedDict[Any, _Shape] = OrderedDict()  # the last used one last
         self._calls = 0
         self._changes = 0  # calls in a row that found the model changed
         self._change = ""
@@ -103,100 +112,82 @@ class GraphRunner(Captures):
         """
         change = self._check_state(model, call.device)
         self._changes, self._change = (0, "") if change is None else (self._changes + 1, change)
-        change = change or self._check_caches(call)
-        graph = self._graphs.get(call.key)
-        if graph is not None:
-            self._graphs.move_to_end(call.key)
-            with self._gpu.in_order(call.device):
-                for static, tensor in zip(graph.inputs, call.tensors):
-                    static.copy_(tensor)
-                self.counts.replays += 1
-                return graph.launch()
-        if call.key in self._refused:
-            raise Refused(self._refused[call.key])
-        has_run, is_met = hasattr(self._thread, "has_run"), call.key in self._met
-        if has_run and is_met:
-            del self._met[call.key]
-            try:
-                return self._capture_call(model, call, forward)
-            except Refused as refused:
-                _remember(self._refused, call.key, str(refused))
-                raise
-        self.counts.eager[change or ("the first call in its thread" if is_met else "the first call of its shape")] += 1
+        change = change or self._drop_outdated(call)
+        shape = self._shapes.get(call.key)
+        if shape is not None:
+            self._shapes.move_to_end(call.key)
+            if shape.refused is not None:
+                raise Refused(shape.refused)
+            if shape.graph is not None:
+                with self._gpu.in_order(call.device):
+                    for static, tensor in zip(shape.graph.inputs, call.tensors):
+                        static.copy_(tensor)
+                    self.counts.replays += 1
+                    return shape.graph.launch()
+            if hasattr(self._thread, "has_run"):
+                try:
+                    return self._capture_call(shape, call, forward)
+                except Refused as refused:
+                    shape.refused = str(refused)
+                    raise
+        states = weakref.WeakKeyDictionary({cache: Snapshot(cache, call.device) for cache in call.caches.values()})
+        self.counts.eager[
+            change or ("the first call of its shape" if shape is None else "the first call in its thread")
+        ] += 1
         result = forward(*args, **kwargs)
         # cuBLAS and cuDNN make a handle at their first use in a thread, which a capture does not allow.
         self._thread.has_run = True
-        _remember(self._met, call.key, {id(cache) for cache in call.caches.values()})
+        self._shapes[call.key] = _Shape(len(states), states)
+        self._drop(*list(self._shapes)[:-_REMEMBERED])
         return result
 
-    def _check_caches(self, call: Call) -> Optional[str]:
-        """Drop the graphs of caches that have changed or are gone. Return the name of a change, or None."""
-        change = None
-        for name, cache in call.caches.items():
-            snapshot = self._caches.get(cache)
-            if snapshot is not None and not snapshot.is_current(cache):
-                change = f"{name}.{snapshot.find_difference(cache)} has changed"
-                del self._caches[cache]
-        known = {id(cache) for cache in self._caches}  # another cache may have the id of one that is gone
-        for key in [key for key, graph in self._graphs.items() if not graph.caches <= known]:
+    def _drop_outdated(self, call: Call) -> Optional[str]:
+        """Drop the graphs of caches that are gone, and those of the call's if they have changed. Return a change."""
+        for key in [key for key, shape in self._shapes.items() if len(shape.states) < shape.caches]:
             self._drop(key)
-        for key in [key for key, caches in self._met.items() if not caches <= known]:
-            del self._met[key]
-        for cache in call.caches.values():
-            if cache not in self._caches:
-                self._caches[cache] = Snapshot(cache, call.device)
-        return change
+        shape = self._shapes.get(call.key)
+        for name, cache in call.caches.items() if shape is not None else ():
+            difference = shape.states[cache].find_difference(cache)
+            if difference is not None:
+                self._drop(call.key)
+                return f"{name}.{difference} has changed"
+        return None
 
-    def _capture_call(self, model: nn.Module, call: Call, forward: Callable) -> Any:
+    def _capture_call(self, shape: _Shape, call: Call, forward: Callable) -> Any:
         inputs = [tensor.clone() for tensor in call.tensors]
         statics = iter(inputs)
         leaves = [next(statics) if type(leaf) in PLAIN_TENSORS else leaf for leaf in call.leaves]
         args, kwargs = tree_unflatten(leaves, call.structure)
         replay, output = self._capture(
-            forward, lambda run: run(*args, **kwargs), lambda output: output, call.device, not self._graphs
+            forward, lambda run: run(*args, **kwargs), lambda output: output, call.device, not self._held()
         )
-        graph = _Graph(replay, inputs, _output_of(output, call.caches), {id(cache) for cache in call.caches.values()})
+        graph = _Graph(replay, inputs, _output_of(output, call.caches))
         del output
         with self._gpu.in_order(call.device):
             result = graph.launch()
-        # The kernels have run once now: the result counts, whatever follows.
-        if all(map(_has_same_bits, inputs, call.tensors)):
-            self._graphs[call.key] = graph
-            self.counts.captured += 1
-            if len(self._graphs) > self._limit:
-                self._drop(next(iter(self._graphs)))
-            self._count_held()
-            return result
-        for static, tensor in zip(inputs, call.tensors):
-            tensor.copy_(static)
-        _remember(self._refused, call.key, "its forward writes into its arguments")
-        self._gpu.wait()  # `graph` ends here
+        shape.graph = graph
+        self.counts.captured += 1
+        self._drop(*self._held()[: -self._limit])
         return result
 
-    def _drop(self, key: Any) -> None:
-        self._gpu.wait()
-        del self._graphs[key]
-        self._count_held()
+    def _held(self) -> list[Any]:
+        """Return the keys of graphs, the last used one last."""
+        return [key for key, shape in self._shapes.items() if shape.graph is not None]
+
+    def _drop(self, *keys: Any) -> None:
+        """Drop the graphs of some keys, and count the others."""
+        if any(key in self._held() for key in keys):
+            self._gpu.wait()
+        for key in keys:
+            self._shapes.pop(key, None)
+        graphs = [self._shapes[key].graph for key in self._held()]
+        self.counts.held = len(graphs)
+        self.counts.memory = sum(static.nbytes for graph in graphs if graph is not None for static in graph.inputs)
+        self.counts.memory += self._pool_bytes if graphs else 0
 
     def _forget(self) -> None:
-        self._gpu.wait()
-        self._graphs.clear()
-        self._met.clear()
-        self._refused.clear()
-        self._caches.clear()
+        self._drop(*self._shapes)
         self._snapshot = None
-        self._count_held()
-
-    def _count_held(self) -> None:
-        self.counts.held = len(self._graphs)
-        inputs = sum(static.nbytes for graph in self._graphs.values() for static in graph.inputs)
-        self.counts.memory = inputs + self._pool_bytes if self._graphs else 0
-
-
-def _remember(known: "OrderedDict[Any, Any]", key: Any, value: Any) -> None:
-    known[key] = value
-    if len(known) > _REMEMBERED:
-        known.popitem(last=False)
 
 
 def _output_of(output: Any, caches: dict[str, Any]) -> Any:
@@ -217,9 +208,3 @@ def _output_of(output: Any, caches: dict[str, Any]) -> Any:
         return leaf
 
     return tree_map(check, output)
-
-
-def _has_same_bits(static: Tensor, tensor: Tensor) -> bool:
-    """Return whether tensors are equal, where NaN is equal to itself."""
-    first, second = (x.resolve_conj().reshape(-1).view(torch.uint8) for x in (static, tensor))
-    return torch.equal(first, second)

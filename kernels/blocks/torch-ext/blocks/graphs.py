@@ -7,57 +7,51 @@ the model's own forward, and the counts show the reasons.
 """
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, Optional, SupportsIndex
+from typing import Any, SupportsIndex
 
 from torch import nn
 from torch.compiler import is_compiling
 
-from .findings import Findings, GenerationCounts, GraphCounts
-from .generation import Decoder, generates
 from .graph_runner import GraphRunner
 from .kernel_set import is_off
+from .report import GraphCounts, Report
 
-_DENOISERS = ("transformer", "transformer_2", "unet")
 # Loops of `generate` that run as before: why.
 _OTHER_LOOPS = {"_beam_search": "beams", "_assisted_decoding": "candidates of an assistant"}
 
 # By model. Not among the model's attributes, where copies and pickles would find them.
 runners: "weakref.WeakKeyDictionary[nn.Module, GraphRunner]" = weakref.WeakKeyDictionary()
-decoders: "weakref.WeakKeyDictionary[nn.Module, Decoder]" = weakref.WeakKeyDictionary()
+decoders: "weakref.WeakKeyDictionary[nn.Module, Any]" = weakref.WeakKeyDictionary()
 
 
-def add_graphs(model: Any, findings: Findings) -> dict[str, GraphCounts]:
-    """Let a model, or the denoisers of a pipeline, capture and replay CUDA graphs. Return their counts, which go on.
+def add_graphs(model: nn.Module, report: Report) -> GraphCounts:
+    """Let a model capture and replay CUDA graphs. Return their counts, which go on.
 
-    The operations that the kernels replace in graphs are added to the findings.
+    The operations that the kernels replace in graphs are added to the report.
     """
-    if isinstance(model, nn.Module):
-        roots = {type(model).__name__: model}
-    else:
-        roots = {name: model.components.get(name) for name in _DENOISERS}
-    return {name: _add_runner(root, findings) for name, root in roots.items() if isinstance(root, nn.Module)}
-
-
-def _add_runner(model: nn.Module, findings: Findings) -> GraphCounts:
     if model not in runners:
-        runners[model] = GraphRunner(model, findings)
+        runners[model] = GraphRunner(model, report)
         _derive(model)
     return runners[model].counts
 
 
-def add_generation(model: Any, findings: Findings) -> dict[str, GenerationCounts]:
+def add_generation(model: nn.Module, report: Report) -> dict[str, GraphCounts]:
     """Let the model that generates, or as in adapters one inside of it, capture decoding steps. Return its counts."""
-    modules = filter(generates, model.modules()) if isinstance(model, nn.Module) else iter(())
-    module: Optional[nn.Module] = next(modules, None)
-    if module is None:
-        return {}
-    if module not in decoders:
-        decoders[module] = Decoder(type(module), findings)
-        _derive(module)
-    return {type(module).__name__: decoders[module].counts}
+    library = sys.modules.get("transformers.generation.utils")
+    for module in model.modules() if library is not None else ():
+        if not isinstance(module, library.GenerationMixin):
+            continue
+        if module not in decoders:
+            from .generation import Decoder  # it imports transformers
+
+            decoders[module] = Decoder(type(module), report)
+            _derive(module)
+        return {type(module).__name__: decoders[module].counts}
+    return {}
 
 
 def remove_graphs(module: nn.Module) -> None:

@@ -1,8 +1,9 @@
 """Graphs of the calls of Torch that one forward makes, for CUDA graphs.
 
-A CUDA graph repeats the kernels of one call, whatever the Python of the model would do the next time. The calls of
-Torch in that call are recorded while it is captured, the kernels take the place of some (`fusions`), and the rest is
-captured again without the model's Python. Nothing is guarded here: `graph_runner` decides when a graph is out of date.
+A CUDA graph repeats the kernels of one call, whatever the Python of the model would do the next time. The forward runs
+once on fake tensors, which have no memory: its calls of Torch are recorded, the kernels take the place of some
+(`fusions`), and the rest is captured without the model's Python. Code that asks a tensor for its elements or its
+address gets an error of Torch's. Nothing is guarded here: `graph_runner` decides when a graph is out of date.
 """
 
 import operator
@@ -13,27 +14,24 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import config as functorch_config
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_aggregate
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from .editing import is_view
 from .kernel_set import DEVICE, PLAIN_TENSORS, is_transformed
-from .values import changes, operation
+from .matching import changes
 
 _VALUES = (
     *(type(None), type(...), bool, int, float, complex, str),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
-_EMPTY = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "resize_"}
-# Addresses are given to kernels that Torch does not see.
-_ADDRESSES = {"data_ptr", "__dlpack__", "__cuda_array_interface__", "untyped_storage", "storage", "numpy"}
-
 
 _thread = threading.local()
 
@@ -44,7 +42,7 @@ def is_recording() -> bool:
 
 
 class Unrecorded(Exception):
-    """The calls of Torch are not all that the forward does. The text says why."""
+    """The forward does not run on fake tensors, or does more than its calls of Torch. The text says why."""
 
 
 class Recording:
@@ -53,47 +51,50 @@ class Recording:
     Attributes:
         module: The graph of the calls. Its placeholders are the tensors of the forward's arguments, and the parts of
             the result are returned as a list.
-        obstacle: Why the graph does less than the forward, or None.
+        writes_inputs: Whether the forward writes into the tensors of its arguments.
     """
 
+    module: GraphModule
+    writes_inputs: bool
+
     def __init__(self, cls: type) -> None:
-        self.obstacle: Optional[str] = None
-        self.module: GraphModule = GraphModule({}, Graph())
         self._cls = cls
 
     def record(self, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Return the result of `forward(*args, **kwargs)`, whose calls make up the graph."""
-        writer = _Writer(self._cls)
-        for tensor in _plain_in((args, kwargs)):
-            writer.add_input(tensor)
+        """Return the result of `forward(*args, **kwargs)`, whose calls make up the graph, as fake tensors.
+
+        Raises:
+            Unrecorded: If the graph would do less than the forward.
+        """
+        # Else Torch gives fake tensors an address: 0.
+        with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
+            writer = _Writer(self._cls, FakeTensorMode())
+        args, kwargs = tree_map(writer.add_input, (args, kwargs))
         _thread.is_recording = True
         try:
             # Compiled parts run their own Python, whose calls are recorded.
-            with torch.compiler.set_stance("force_eager"), writer.modules(), _Dispatched(writer), writer:
+            with torch.compiler.set_stance("force_eager"), writer.modules(), writer.fakes, _Dispatched(writer), writer:
                 output = forward(*args, **kwargs)
+            self._leaves, self._structure = tree_flatten(output)
+            self._places = [index for index, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor)]
+            writer.follow_autocast()
+            self.writes_inputs = writer.writes_inputs()
+            writer.graph.output([writer.node_of(self._leaves[index]) for index in self._places])
+        except Exception as error:
+            name = "" if isinstance(error, Unrecorded) else f"{type(error).__name__}: "
+            raise Unrecorded(writer.obstacle or f"{name}{error}".strip().partition("\n")[0]) from None
         finally:
             _thread.is_recording = False
-        self.obstacle = writer.obstacle
-        if self.obstacle is None:
-            self._end(writer, output)
-        return output
-
-    def _end(self, writer: "_Writer", output: Any) -> None:
-        self._leaves, self._structure = tree_flatten(output)
-        self._places = [index for index, leaf in enumerate(self._leaves) if type(leaf) in PLAIN_TENSORS]
-        try:
-            writer.graph.output([writer.node_of(self._leaves[index]) for index in self._places])
-        except Unrecorded as unrecorded:
-            self.obstacle = str(unrecorded)
-            return
         for index in self._places:
             self._leaves[index] = None
         self.module = GraphModule(writer.constants, writer.graph)
+        return output
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result for other tensors in the arguments, by the calls of the graph."""
         leaves = [*self._leaves]
-        for index, tensor in zip(self._places, Interpreter(self.module).run(*_plain_in((args, kwargs)))):
+        inputs = (leaf for leaf in tree_leaves((args, kwargs)) if type(leaf) in PLAIN_TENSORS)
+        for index, tensor in zip(self._places, Interpreter(self.module).run(*inputs)):
             leaves[index] = tensor
         return tree_unflatten(leaves, self._structure)
 
@@ -101,31 +102,29 @@ class Recording:
 class _Writer(TorchFunctionMode):
     """Writes calls into a graph, in the form in which Dynamo's graphs have them."""
 
-    def __init__(self, cls: type) -> None:
+    def __init__(self, cls: type, fakes: FakeTensorMode) -> None:
         super().__init__()
+        self.fakes = fakes
         self.graph = Graph()
         self.constants: dict[str, Any] = {}
         self.obstacle: Optional[str] = None
         self.is_inside = False  # a call of Torch
-        self.made: set[int] = set()  # addresses of new memory
-        self._fakes = torch._subclasses.FakeTensorMode()
-        self._nodes = WeakIdKeyDictionary()  # by tensor
-        self._constants: dict[int, Node] = {}  # by id of an object that `constants` keeps alive
-        self._unwritten: dict[Node, Node] = {}  # new memory and views of it, by what made it
+        self.written: set[int] = set()  # storages, by address: a tensor's version misses writes to its `data`
+        self._nodes: dict[int, Node] = {}  # by id of a fake tensor or a constant, which the graph keeps alive
         self._stack: list[tuple[str, type]] = [("", cls)]
-        self._autocast = torch.is_autocast_enabled(DEVICE)
+        self._owner = threading.get_ident()
+        self._autocast = self._around = _autocast_now()
+        self._entered: Optional[Node] = None  # into a change of autocast
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple = (), kwargs: Optional[dict[str, Any]] = None
     ) -> Any:
-        kwargs = kwargs or {}
         self.is_inside = True
         try:
+            args, kwargs = tree_map(self._fake_of, (args, kwargs or {}))
+            self.follow_autocast()
             result = function(*args, **kwargs)
-            if self.obstacle is None:
-                self._write(function, args, kwargs, result)
-        except Unrecorded as unrecorded:
-            self.obstacle = str(unrecorded)
+            self._write(function, args, kwargs, result)
         finally:
             self.is_inside = False
         return result
@@ -142,62 +141,79 @@ class _Writer(TorchFunctionMode):
             after.remove()
 
     def _enter(self, module: nn.Module) -> None:
-        if is_recording():  # other threads may run other models
+        if threading.get_ident() == self._owner:  # other threads may run, and record, other models
             self._stack.append((str(id(module)), type(module)))
 
     def _leave(self) -> None:
-        if is_recording():
+        if threading.get_ident() == self._owner:
             self._stack.pop()
 
-    def add_input(self, tensor: Tensor) -> None:
-        self._name_result(self.graph.placeholder(f"input_{len(self._nodes)}"), tensor)
+    def follow_autocast(self) -> None:
+        """Write a change of autocast since the last call, as Dynamo does."""
+        now = _autocast_now()
+        if now == self._autocast:
+            return
+        self._autocast = now
+        if self._entered is not None:
+            self.graph.call_function(_exit_autocast, (self._entered,))
+            self._entered = None
+        if now != self._around:
+            self._entered = self.graph.call_function(_enter_autocast, (DEVICE, *now))
+
+    def add_input(self, leaf: Any) -> Any:
+        """Return the fake tensor of an input, or another leaf of the arguments."""
+        if type(leaf) not in PLAIN_TENSORS:
+            return leaf
+        with self.fakes:
+            fake = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+        self._name_result(self.graph.placeholder(f"input_{len(self._nodes)}"), fake)
+        return fake
+
+    def writes_inputs(self) -> bool:
+        inputs = (node.meta["example_value"] for node in self.graph.nodes if node.op == "placeholder")
+        return not self.written.isdisjoint(fake.untyped_storage()._cdata for fake in inputs)
 
     def node_of(self, tensor: Tensor) -> Node:
-        node = self._nodes.get(tensor)
-        return self._constant(tensor) if node is None else node
+        """Return the node of a tensor, which is a constant if no call has made it."""
+        return self._nodes[id(self._fake_of(tensor))]
+
+    def _fake_of(self, leaf: Any) -> Any:
+        if isinstance(leaf, FakeTensor):
+            if id(leaf) not in self._nodes:
+                raise Unrecorded("it reads a tensor whose origin is not known")
+            return leaf
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if type(leaf) not in PLAIN_TENSORS:
+            raise Unrecorded(f"it reads a {type(leaf).__name__}")
+        node = self._constant(leaf)
+        if "example_value" not in node.meta:
+            self._name_result(node, self.fakes.from_tensor(leaf))
+        return node.meta["example_value"]
 
     def _write(self, function: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
-        if _name_of(function) in _ADDRESSES:
-            raise Unrecorded(f"it gives addresses of tensors to other code ({_name_of(function)})")
         if not _has_tensors(result) and not _has_tensors((args, kwargs)):
             return  # a setting, such as the mode of gradients
-        if torch.is_autocast_enabled(DEVICE) != self._autocast:
-            raise Unrecorded("it changes autocast")
         if is_transformed():
             raise Unrecorded("it uses a transform of torch.func")
         kind, target, args = _call_of(function, args)
         if not _has_tensors(result) and not changes(Node(self.graph, "", kind, target, (), {})):
-            return  # a size, a dtype, or a number that a capture does not allow to read
+            return  # a size or a dtype
         node = self.graph.create_node(
             kind, target, map_aggregate(args, self._argument), map_aggregate(kwargs, self._argument)
         )
         path, cls = self._stack[-1]
         node.meta["nn_module_stack"] = {path: (path, cls)}
-        self._watch_memory(node)
         if changes(node) or any(
-            self._nodes.get(tensor) is None for tensor in tree_leaves(result) if isinstance(tensor, Tensor)
+            id(leaf) not in self._nodes for leaf in tree_leaves(result) if isinstance(leaf, Tensor)
         ):
             self._name_results(node, result)
         else:
             self.graph.erase_node(node)  # it returned its argument
 
-    def _watch_memory(self, node: Node) -> None:
-        """Raise if a call reads memory that no recorded call has written."""
-        if operation(node) in _EMPTY:
-            self._unwritten[node] = node
-            return
-        for operand in node.all_input_nodes:
-            memory = self._unwritten.get(operand)
-            if memory is not None and (is_view(node) or operation(node) == "getitem"):
-                self._unwritten[node] = memory
-            elif memory is not None and changes(node):
-                self._unwritten = {view: made for view, made in self._unwritten.items() if made is not memory}
-            elif memory is not None:
-                raise Unrecorded("it reads memory that no call of Torch has written")
-
     def _name_results(self, node: Node, result: Any) -> None:
         if isinstance(result, Tensor):
-            if self._nodes.get(result) is None:
+            if id(result) not in self._nodes:
                 self._name_result(node, result)
         elif isinstance(result, (tuple, list)):
             for index, part in enumerate(result):
@@ -207,21 +223,14 @@ class _Writer(TorchFunctionMode):
                     self._name_results(inner, part)
 
     def _name_result(self, node: Node, tensor: Tensor) -> None:
-        if type(tensor) not in PLAIN_TENSORS or tensor.layout != torch.strided:
+        if not isinstance(tensor, FakeTensor) or tensor.layout != torch.strided:
             raise Unrecorded(f"it makes a {type(tensor).__name__}, {tensor.layout}")
-        self._nodes[tensor] = node
-        with self._fakes, torch._C.DisableTorchFunction():
-            node.meta["example_value"] = torch.empty_strided(
-                tensor.shape,
-                tensor.stride(),
-                dtype=tensor.dtype,
-                device=tensor.device,
-                requires_grad=tensor.requires_grad,
-            )
+        self._nodes[id(tensor)] = node
+        node.meta["example_value"] = tensor
 
     def _argument(self, value: Any) -> Any:
         """Return a node, or the value, for a leaf of the arguments of a call."""
-        if type(value) in PLAIN_TENSORS:
+        if isinstance(value, Tensor):
             return self.node_of(value)
         if isinstance(value, type) and value in _DTYPES:
             return _DTYPES[value]
@@ -232,61 +241,52 @@ class _Writer(TorchFunctionMode):
         return value
 
     def _constant(self, value: Any) -> Node:
-        node = self._constants.get(id(value))
-        if isinstance(value, Tensor) and value.untyped_storage().data_ptr() in self.made:
-            raise Unrecorded("it reads a tensor whose origin is not known")
+        node = self._nodes.get(id(value))
         if node is None:
-            name = f"constant_{len(self._constants)}"
+            name = f"constant_{len(self.constants)}"
             self.constants[name] = value
-            first = next(iter(self.graph.nodes), None)
-            with self.graph.inserting_before(first):
-                node = self._constants[id(value)] = self.graph.get_attr(name)
-            if isinstance(value, Tensor):
-                self._name_result(node, value)
+            with self.graph.inserting_before(next(iter(self.graph.nodes), None)):
+                node = self._nodes[id(value)] = self.graph.get_attr(name)
         return node
 
 
 class _Dispatched(TorchDispatchMode):
-    """Notices operations of Torch from outside of recorded calls, as those that a C++ extension makes."""
+    """Refuses operations of Torch from outside of recorded calls, as those that a C++ extension makes."""
 
     def __init__(self, writer: _Writer) -> None:
         super().__init__()
         self._writer = writer
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
-        if not self._writer.is_inside and self._writer.obstacle is None:
+        if not self._writer.is_inside and function.namespace != "prim":  # the device of a fake tensor
             self._writer.obstacle = f"other code than Python calls {function}"
-        result = function(*args, **(kwargs or {}))
-        self._writer.made |= _addresses_of(result) - _addresses_of((args, kwargs))
-        return result
+        elif torch.Tag.inplace_view in function.tags:
+            self._writer.obstacle = f"it changes the shape of a tensor in place ({function})"
+        if self._writer.obstacle is not None:
+            raise Unrecorded(self._writer.obstacle)
+        given = dict(zip((argument.name for argument in function._schema.arguments), args)) | (kwargs or {})
+        for argument in function._schema.arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                tensors = (leaf for leaf in tree_leaves(given.get(argument.name)) if isinstance(leaf, Tensor))
+                self._writer.written.update(tensor.untyped_storage()._cdata for tensor in tensors)
+        return function(*args, **(kwargs or {}))
 
 
-def _plain_in(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if type(leaf) in PLAIN_TENSORS]
-
-
-def _addresses_of(value: Any) -> set[int]:
-    """Return the addresses of the memory of tensors, without those that have none."""
-    plain = (tensor for tensor in _plain_in(value) if tensor.layout == torch.strided)
-    return {tensor.untyped_storage().data_ptr() for tensor in plain} - {0}
+def _autocast_now() -> tuple[torch.dtype, bool]:
+    return torch.get_autocast_dtype(DEVICE), torch.is_autocast_enabled(DEVICE)
 
 
 def _has_tensors(value: Any) -> bool:
     return any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
 
 
-def _name_of(function: Any) -> str:
-    name = getattr(function, "__name__", "")
-    return getattr(function.__self__, "__name__", "") if name in ("__get__", "__set__") else name
-
-
 def _call_of(function: Any, args: Sequence[Any]) -> tuple[str, Any, tuple]:
     """Return a node's kind, its target and its arguments for a call."""
-    name = _name_of(function)
-    if getattr(function, "__name__", "") == "__get__":
-        return "call_function", getattr, (args[0], name)
-    if getattr(function, "__name__", "") == "__set__":
-        raise Unrecorded(f"it sets {name} of a tensor")
+    name = getattr(function, "__name__", "")
+    if name == "__get__":
+        return "call_function", getattr, (args[0], function.__self__.__name__)
+    if name == "__set__":
+        raise Unrecorded(f"it sets {function.__self__.__name__} of a tensor")
     if getattr(Tensor, name, None) is function:
         return "call_method", name, tuple(args)
     return "call_function", function, tuple(args)

@@ -1,48 +1,74 @@
-"""The report of `accelerate`."""
+"""The report of `accelerate`: replaced operations, those left, and the counts of CUDA graphs. It grows with each."""
 
+import re
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Optional
 
-import torch
 from torch import nn
+from torch.fx import Graph, Node
 
 from . import kernel_set
 from .comparison import Comparison
-from .findings import Findings, GenerationCounts, GraphCounts
 from .fusions import KERNELS_OF
-from .tested_versions import TESTED
+from .matching import operation
 
+_LIBRARIES = ("torch", "diffusers", "transformers", "peft", "accelerate")
 _PACKAGES = dict(KERNELS_OF.values())  # by operation
-
-
-def _versions() -> dict[str, str]:
-    versions = {**kernel_set.VERSIONS, "torch": torch.__version__}
-    versions |= {library: _version_of(library) for library in (*TESTED, "peft", "accelerate")}
-    return {name: str(version) for name, version in versions.items() if version is not None}
-
-
-def _version_of(library: str) -> Optional[str]:
-    # A library that is not loaded has no modules in the model.
-    return getattr(sys.modules.get(library), "__version__", None)
-
-
-def _minor(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")[:2]))
-
-
-def _counts(counts: Any) -> dict[str, Any]:
-    return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(counts).items()}
+# Operations that only norms have.
+_STATISTICS = {"layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm", "mean", "var", "std", "rsqrt"}
 
 
 @dataclass
-class Report(Findings):
+class GraphCounts:
+    """Counts of one model's CUDA graphs so far: of its forward, or of the steps of its `generate`.
+
+    Attributes:
+        captured: Graphs captured.
+        held: Graphs that are ready now.
+        replays: Calls, or steps, that replayed a graph.
+        memory: Bytes of GPU memory that the graphs hold, with their inputs, caches and buffers.
+        note: Why no graph can be captured as the model is now, or None.
+        eager: Calls without graphs, by reason.
+        eager_steps: Steps that ran without a graph, by reason.
+        by_hand: Calls of `generate` whose tokens were chosen outside of the graph, step by step, by reason.
+        generated: Calls of `generate` with this package's loop.
+    """
+
+    captured: int = 0
+    held: int = 0
+    replays: int = 0
+    memory: int = 0
+    note: Optional[str] = None
+    eager: Counter[str] = field(default_factory=Counter)
+    eager_steps: Counter[str] = field(default_factory=Counter)
+    by_hand: Counter[str] = field(default_factory=Counter)
+    generated: int = 0
+
+    def __str__(self) -> str:
+        first = f"{self.captured} captured, {self.held} held in {self.memory / 2**20:.0f} MiB, {self.replays} replays"
+        lines = [first if self.note is None else f"{first}; none can be captured now: {self.note}"]
+        for name in ("eager", "eager_steps", "by_hand"):
+            reasons: Counter[str] = getattr(self, name)
+            lines += (f"{number:6} x {name.replace('_', ' ')}: {reason}" for reason, number in reasons.items())
+        return "\n".join(lines)
+
+
+def _versions() -> dict[str, str]:
+    # A library that is not loaded has no modules in the model.
+    loaded = {library: getattr(sys.modules.get(library), "__version__", None) for library in _LIBRARIES}
+    return kernel_set.VERSIONS | {library: str(version) for library, version in loaded.items() if version is not None}
+
+
+@dataclass
+class Report:
     """A model's replaced modules, the modules left, and the reasons. `print(report)` shows it as a table.
 
     Attributes:
-        replaced, left: The findings, which grow with every graph.
+        replaced: By class of module and operation: the number of modules.
+        left: By class of module and the reason: how many modules.
         notes: Further notices, a sentence each.
         versions: Of this package, its kernels, Torch, and the libraries that are loaded.
         graphs: By model: the counts of its CUDA graphs, which grow with every call.
@@ -50,11 +76,31 @@ class Report(Findings):
         check: Both models' times and errors, if `accelerate` was asked to check.
     """
 
+    replaced: Counter[tuple[str, str]] = field(default_factory=Counter)
+    left: Counter[tuple[str, str]] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=_versions)
     graphs: dict[str, GraphCounts] = field(default_factory=dict)
-    generation: dict[str, GenerationCounts] = field(default_factory=dict)
+    generation: dict[str, GraphCounts] = field(default_factory=dict)
     check: Optional[Comparison] = None
+    _counted: set[tuple[str, ...]] = field(default_factory=set, repr=False)
+
+    def add(self, graph: Graph, misses: Sequence[tuple[Node, str]], cls: type, owner: str = "") -> None:
+        """Add a graph of a module of class `cls`, and the operations of it that a kernel almost computes.
+
+        Each module counts once. `owner` sets the modules of graphs apart whose paths are equal.
+        """
+        found = [(self.left, node, reason) for node, reason in misses]
+        for node in graph.nodes:
+            if node.op == "call_function" and node.target in KERNELS_OF:
+                found.append((self.replaced, node, KERNELS_OF[node.target][0]))
+            elif operation(node) in _STATISTICS and re.search("[Nn]orm(?![a-z])", _module_of(node, cls)[1]):
+                found.append((self.left, node, "it computes no norm that a kernel does"))
+        for counts, node, text in found:
+            path, name = _module_of(node, cls)
+            if (owner + path, name, text) not in self._counted:
+                self._counted.add((owner + path, name, text))
+                counts[name, text] += 1
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as data that `json.dumps` takes."""
@@ -67,8 +113,8 @@ class Report(Findings):
             "notes": list(self.notes),
             "device": kernel_set.DEVICE,
             "versions": dict(self.versions),
-            "graphs": {name: _counts(counts) for name, counts in self.graphs.items()},
-            "generation": {name: _counts(counts) for name, counts in self.generation.items()},
+            "graphs": {name: _data_of(counts) for name, counts in self.graphs.items()},
+            "generation": {name: _data_of(counts) for name, counts in self.generation.items()},
             "check": None if self.check is None else asdict(self.check),
         }
 
@@ -83,18 +129,28 @@ class Report(Findings):
             for (name, text), number in counts.items():
                 by = f" ({_PACKAGES[text]})" if counts is self.replaced and text in _PACKAGES else ""
                 lines.append(f"  {number:4} x {name:{width}}  {text}{by}")
-        parts: list[tuple[str, Any]] = [(f"graphs of {name}", counts) for name, counts in self.graphs.items()]
-        parts += [(f"generate of {name}", counts) for name, counts in self.generation.items()]
-        parts += [("check", self.check)] if self.check is not None else []
-        for title, part in parts:
+        parts: dict[str, Any] = {f"graphs of {name}": counts for name, counts in self.graphs.items()}
+        parts |= {f"generate of {name}": counts for name, counts in self.generation.items()}
+        parts |= {} if self.check is None else {"check": self.check}
+        for title, part in parts.items():
             lines += [f"{title}:", *(f"  {line}" for line in str(part).splitlines())]
         lines += [f"note: {note}" for note in self.notes]
         lines.append("versions: " + ", ".join(f"{name} {version}" for name, version in self.versions.items()))
         return "\n".join(lines)
 
 
+def _data_of(counts: GraphCounts) -> dict[str, Any]:
+    return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(counts).items()}
+
+
+def _module_of(node: Node, cls: type) -> tuple[str, str]:
+    """Return the path and the class of the innermost module that a node belongs to."""
+    path, owner = next(reversed((node.meta.get("nn_module_stack") or {"": ("", cls)}).values()))
+    return path, owner.__name__ if isinstance(owner, type) else str(owner).rpartition(".")[2]
+
+
 def notes_on(roots: Iterable[nn.Module]) -> list[str]:
-    """Return notices about accelerated models: their device and dtype, untested libraries."""
+    """Return notices about the device and the dtype of accelerated models."""
     tensors = [tensor for root in roots for tensor in (*root.parameters(), *root.buffers())]
     devices = sorted({tensor.device.type for tensor in tensors} - {"meta"})
     dtypes = {tensor.dtype for tensor in tensors if isinstance(tensor, nn.Parameter)}
@@ -105,10 +161,4 @@ def notes_on(roots: Iterable[nn.Module]) -> list[str]:
     if dtypes and not dtypes & {*kernel_set.DTYPES}:
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
         notes.append(f"the model is in {names}, which the kernels do not take: it runs as before")
-    for library, (oldest, newest) in TESTED.items():
-        version = _version_of(library)
-        if version is not None and _minor(version) > _minor(newest):
-            notes.append(f"{library} {version} is newer than {newest}, the newest release that was tested")
-        if version is not None and _minor(version) < _minor(oldest):
-            notes.append(f"{library} {version} is older than {oldest}, the oldest release that was tested")
     return notes

@@ -7,14 +7,8 @@ from torch.fx import Node
 
 from .editing import Editor, fits, is_view, origin
 from .kernel_set import rmsnorm, rope3d
+from .matching import added_dimensions, dtype_of, operation, shape_of, value
 from .rows import Rotation, assignments_to, rotation_in
-from .values import (
-    added_dimensions,
-    dtype_of,
-    operation,
-    shape_of,
-    value,
-)
 
 
 def rotate(editor: Editor, node: Node) -> None:
@@ -29,14 +23,11 @@ def rotate(editor: Editor, node: Node) -> None:
     has_entries = table[-1:] in ((width,), (width // 2,)) and shape_of(rotation.sin) == table
     layout = _layout(shape_of(x), table) if has_entries else None
     stores = assignments_to(node)
-    place = stores[-1] if stores else _assignment(node, x) or node
-    is_used_later = all(user > place for user in node.users if user not in (*stores, place))
-    if (
-        layout is None
-        or value(x).stride(-1) != 1
-        or not is_used_later
-        or not editor.may_join(rotation.nodes, place, stores)
-    ):
+    place = stores[-1] if stores else node
+    is_used_later = all(user > place for user in node.users if user not in stores)
+    if layout is None or value(x).stride(-1) != 1 or not is_used_later:
+        return
+    if not editor.may_join(rotation.nodes, place, stores):
         return
     is_heads_first, dim_of_heads = layout
     tables = _tables(editor, place, rotation, dim_of_heads)
@@ -47,14 +38,7 @@ def rotate(editor: Editor, node: Node) -> None:
         heads = editor.insert_view(place, "unsqueeze", x, 2)
     else:
         heads = _tokens_first(editor, place, x) if is_heads_first else x
-    options: dict[str, Any] = {"pairs": rotation.pairs}
-    if rotation.width is not None:
-        options["rotary_dim"] = rotation.width
-    if place is not node and not stores:
-        editor.insert(place, rope3d.apply_rotary, (heads, None, *tables), {**options, "inplace": True})
-        editor.erase(place)
-        editor.erase_unused(node)
-        return
+    options = {"pairs": rotation.pairs} | ({} if rotation.width is None else {"rotary_dim": rotation.width})
     call = editor.insert(place, rope3d.apply_rotary, (heads, None, *tables), options)
     new = editor.insert_part(place, call, 0, like=heads)
     if value(x).dim() == 3:
@@ -65,15 +49,6 @@ def rotate(editor: Editor, node: Node) -> None:
     for store in reversed(stores):
         editor.erase(store)
     editor.replace(node, new)
-
-
-def _assignment(node: Node, x: Node) -> Optional[Node]:
-    """Return the assignment `base[part] = node` if `x` is `base[part]`, and no gradient is needed."""
-    if len(node.users) != 1 or (torch.is_grad_enabled() and value(x).requires_grad):
-        return None
-    (user,) = node.users
-    is_part = operation(user) == "setitem" and operation(x) == "getitem"
-    return user if is_part and user.args[:2] == x.args else None
 
 
 def _tables(editor: Editor, place: Node, rotation: Rotation, dim_of_heads: Optional[int]) -> Optional[list[Node]]:
@@ -135,7 +110,7 @@ def _layout(shape: tuple[Any, ...], table: tuple[Any, ...]) -> Optional[tuple[bo
 
 def rotate_together(editor: Editor, node: Node) -> None:
     """Rotate q and k in one call, together with their norms."""
-    if node.target is not rope3d.apply_rotary or node.args[1] is not None or "inplace" in node.kwargs:
+    if node.target is not rope3d.apply_rotary or node.args[1] is not None:
         return
     other = _earlier(node)
     if other is not None:

@@ -16,12 +16,14 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from .editing import is_view
-from .values import dtype_of, is_tensor, operation, same_value, shape_of, unwidened, value
+from .matching import dtype_of, is_tensor, operation, same_value, shape_of, unwidened, value
 
 _WIDE = (torch.float32, torch.float64)
 _SHAPES = {"view", "reshape", "flatten", "unflatten"}
 _PARTS = {"getitem", "unbind", "chunk", "split", "cast", "contiguous", "clone", "view_as_complex"}
 _FOLLOWED = _PARTS - {"cast"} | {"cat", "stack", "add", "sub", "neg", "view_as_real"}
+_JOINTS = {"add", "sub", "cat", "stack", "view_as_real"}
+_STEPS = 16  # from the result of a rotation to its products
 _numbers = torch.Generator("cpu").manual_seed(0)
 
 
@@ -34,6 +36,7 @@ class _Rows:
 
     Attributes:
         tables: By value: the row of a tensor that elements are multiplied by.
+        nodes: The operations that have run.
     """
 
     def __init__(self, x: Node, row: Tensor) -> None:
@@ -41,6 +44,7 @@ class _Rows:
         self._leading = value(x).dim() - 1
         self._row = row.view(*[1] * self._leading, -1)
         self.tables: dict[Node, Tensor] = {}
+        self.nodes: list[Node] = []
 
     def run(self, node: Any) -> Any:
         """Return the row of a node, or its rows.
@@ -48,9 +52,11 @@ class _Rows:
         Raises:
             _Unknown: If there is none.
         """
+        self.nodes += [node] if isinstance(node, Node) else []
         node = unwidened(node)
         if node is self._x:
             return self._row
+        self.nodes.append(node)
         name = operation(node)
         if name == "mul" and len(node.args) == 2:
             return self._product(*node.args)
@@ -135,9 +141,7 @@ def rotation_in(node: Node) -> Optional[Rotation]:
     """Return the rotation whose result a node is, or None."""
     is_rounded = operation(node) == "cast" and dtype_of(node.args[0]) in _WIDE
     root = same_value(node.args[0]) if is_rounded else node
-    nodes = list(dict.fromkeys((node, root, *_operations_of(root))))
-    products = [part for part in nodes if operation(part) == "mul"]
-    wholes = (_whole(part, shape_of(root)) for product in products for part in product.args)
+    wholes = (_whole(part, shape_of(root)) for product in _products_in(root) for part in product.args)
     for x in dict.fromkeys(filter(is_tensor, wholes)):
         size = shape_of(x)[-1]
         if not isinstance(size, int):
@@ -151,29 +155,26 @@ def rotation_in(node: Node) -> Optional[Rotation]:
         for cos, sin in (*itertools.permutations(rows.tables, 2), *zip(rows.tables, rows.tables)):
             kind = _kind_of(row, rows.tables[cos], rows.tables[sin], result.flatten())
             if kind is not None:
-                kept = [part for part in nodes if operation(part) != "empty_like"]
+                kept = [part for part in (node, *rows.nodes) if part is not x and operation(part) != "empty_like"]
                 return Rotation(x, cos, sin, kind[0], kept, kind[1])
     return None
 
 
-def _operations_of(root: Any) -> list[Node]:
-    """Return the operations that join sums of products, the sums, and the products, or none."""
-    name, parts = operation(root), []
-    if name in ("add", "sub"):
-        products = [same_value(part) for part in root.args]
-        return [root, *products] if all(operation(product) == "mul" for product in products) else []
-    if name == "mul":
-        return [root] if value(root).is_complex() else []
-    if name in ("cat", "stack"):
-        parts = list(root.args[0])
-    elif name == "empty_like":
-        parts = [store.args[2] for store in assignments_to(root)]
-    elif root.args and (
-        is_view(root) or name == "view_as_real" or (name == "cast" and dtype_of(root.args[0]) in _WIDE)
-    ):
-        parts = [root.args[0]]
-    below = [node for part in parts if is_tensor(part) for node in _operations_of(same_value(part))]
-    return [root, *below] if below else []
+def _products_in(root: Node) -> list[Node]:
+    """Return the products that a value is joined of by a few sums and rearrangements."""
+    products: list[Node] = []
+    pending: list[Any] = [root]
+    steps = 0
+    while pending and steps < _STEPS:
+        part, steps = same_value(pending.pop()), steps + 1
+        name = operation(part)
+        if name == "mul":
+            products.append(part)
+        elif name == "empty_like":
+            pending += [store.args[2] for store in assignments_to(part)]
+        elif name in _JOINTS or is_view(part) or (name == "cast" and dtype_of(part.args[0]) in _WIDE):
+            pending += part.all_input_nodes
+    return products
 
 
 def _whole(part: Any, shape: tuple[Any, ...]) -> Optional[Node]:

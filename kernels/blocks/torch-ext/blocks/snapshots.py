@@ -1,5 +1,6 @@
 """Finds out, before a CUDA graph is replayed, whether anything that was baked into the graph has changed."""
 
+import contextlib
 import enum
 import logging
 import types
@@ -67,19 +68,22 @@ class Snapshot:
         on_host = (tensor for tensor in self._tensors if tensor.device != device and not tensor.is_inference())
         self._on_host = [(tensor, tensor._version) for tensor in on_host]
 
-    def is_current(self, root: Any) -> bool:
-        """Return whether `root`, from which the snapshot was taken, is still in the same state.
+    def find_difference(self, root: Any) -> Optional[str]:
+        """Return the name of a changed part of `root`, from which the snapshot was taken, or None.
 
-        With an obstacle, return whether it is still there: nothing else matters then, and the walk ended at it.
+        With an obstacle, only its end is a change: nothing else matters then, and the walk ended at it.
         """
+        if self.obstacle is not None:
+            with contextlib.suppress(AttributeError):
+                module = root.get_submodule(self._obstacle_at)
+                if _obstacle_in(module, self._obstacle_at, self._device) == self.obstacle:
+                    return None
+            return f"{self.obstacle!r} is no longer true"
+        now, then = _attributes_of_root(root), self._root_attributes
         # This runs before every replay: each line is a loop in C over a whole model. `==` of different tensors, or of
         # NumPy's arrays, raises an error unless they have one element, whose identity the lines after it compare.
-        try:
-            if self.obstacle is not None:
-                module = root.get_submodule(self._obstacle_at)
-                return _obstacle_in(module, self._obstacle_at, self._device) == self.obstacle
-            now, then = _attributes_of_root(root), self._root_attributes
-            return (
+        with contextlib.suppress(Exception):
+            if (
                 type(root) is self._root_class
                 and now.keys() == then.keys()
                 and all(_is_same(now[key], value) for key, value in then.items())
@@ -89,31 +93,29 @@ class Snapshot:
                 and all(map(is_, map(getitem, self._owners, self._keys), self._tensors))
                 and list(map(Tensor.data_ptr, self._addressed)) == self._addresses
                 and all(tensor._version == version for tensor, version in self._on_host)
-            )
-        except Exception:
-            return False
+            ):
+                return None
+        return self._name_difference(now)
 
-    def find_difference(self, root: Any) -> str:
-        """Return the name of the changed part of `root`."""
-        if self.obstacle is not None:
-            return f"{self.obstacle!r} is no longer true"
+    def _name_difference(self, now: dict[str, Any]) -> str:
         changed = {id(tensor) for tensor, then in zip(self._addressed, self._addresses) if tensor.data_ptr() != then}
         changed.update(id(tensor) for tensor, version in self._on_host if tensor._version != version)
-        now, then = _attributes_of_root(root), self._root_attributes
-        pairs = [("", now, then), *zip(self._names, self._containers, self._copies)]
+        pairs = [("", now, self._root_attributes), *zip(self._names, self._containers, self._copies)]
         for name, container, copy in pairs:
-            if isinstance(container, (list, dict)) and len(container) == len(copy):
-                keys = copy if isinstance(copy, dict) else range(len(copy))
-                present = container if isinstance(container, dict) else keys
-                for key in keys:
-                    if key not in present or not _is_same(container[key], copy[key]) or id(copy[key]) in changed:
-                        return f"{name}.{key}".lstrip(".")
-            elif not _is_same(container, copy):
-                return name or "its attributes"
-        for cls, forward in self._forwards:
-            if cls.forward is not forward:
-                return f"the forward of {cls.__name__}"
-        return "the class of a module"
+            keys = copy if isinstance(copy, dict) else range(len(copy))
+            if (
+                isinstance(copy, set)
+                or len(container) != len(copy)
+                or (keys is copy and container.keys() != copy.keys())
+            ):
+                if not _is_same(container, copy):
+                    return name or "its attributes"
+                continue
+            for key in keys:
+                if not _is_same(container[key], copy[key]) or id(copy[key]) in changed:
+                    return f"{name}.{key}".lstrip(".")
+        forwards = (cls.__name__ for cls, forward in self._forwards if cls.forward is not forward)
+        return f"the forward of {name}" if (name := next(forwards, "")) else "the class of a module"
 
     def _walk(self, root: Any) -> None:
         """Collect the containers and tensors below `root`, which stay alive with the snapshot: ids are theirs."""

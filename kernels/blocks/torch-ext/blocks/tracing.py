@@ -20,28 +20,33 @@ from torch._dynamo.utils import counters
 from torch.compiler import is_compiling
 from torch.fx import GraphModule
 
-from .findings import Findings
 from .fusions import fuse
-from .kernel_set import DEVICE, is_forward_mode, is_off, is_transformed
+from .kernel_set import is_forward_mode, is_off, is_transformed
 from .recording import is_recording
+from .report import Report
 
+_PATCHED = "the method of a class was patched after accelerate"
+_NUMBERED = 'blocks have numbers in a cache, by which Torch traces each apart: scope="model" or graphs=True traces them'
 # The modules of a model that run by graphs. No value may refer to the model.
 _traced: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[nn.Module]]" = weakref.WeakKeyDictionary()
 
 
-def trace(model: nn.Module, findings: Findings, scope: str, returns_logits: bool = True) -> None:
-    """Let a model run by graphs with the kernels, from its next call on. Each graph adds to the findings.
+def trace(model: nn.Module, report: Report, scope: str, returns_logits: bool = True) -> None:
+    """Let a model run by graphs with the kernels, from its next call on. Each graph adds to the report.
 
     Args:
         model: The model.
-        findings: Of its report.
+        report: Of its report.
         scope: "model" for a graph of the whole model, "blocks" for one of each class of blocks in its lists.
         returns_logits: As in `fuse`.
     """
     modules = [model] if scope == "model" else _blocks_of(model)
     classes = {type(module) for module in modules}
     calls = {
-        cls: _compiled([module for module in modules if type(module) is cls], _Backend(cls, findings, returns_logits))
+        cls: _compiled(
+            [module for module in modules if type(module) is cls],
+            _Backend(cls, report, returns_logits, is_block=scope == "blocks"),
+        )
         for cls in classes
     }
     for module in modules:
@@ -92,8 +97,10 @@ def _compiled(modules: Sequence[nn.Module], backend: "_Backend") -> Callable[...
             return module._call_impl(*args, **kwargs)
         if is_off():
             return (module._compiled_call_impl.former or module._call_impl)(*args, **kwargs)
-        if any(getattr(owner, name) is not method for owner, name, method in methods):
-            backend.findings.left[backend.cls.__name__, "the method of a class was patched after accelerate"] = 1
+        is_patched = any(getattr(owner, name) is not method for owner, name, method in methods)
+        has_cache = backend.is_block and any(hasattr(value, "get_seq_length") for value in kwargs.values())
+        if is_patched or has_cache:
+            backend.report.left[backend.cls.__name__, _PATCHED if is_patched else _NUMBERED] = 1
             return module._call_impl(*args, **kwargs)
         with dynamo_config.patch(skip_nnmodule_hook_guards=False):  # hooks may be added after the trace
             return compiled(module, *args, **kwargs)
@@ -114,19 +121,17 @@ def _methods_in(modules: Sequence[nn.Module]) -> list[tuple[type, str, Any]]:
 class _Backend:
     """The function that `torch.compile` calls with each graph of one model, or of one class of blocks."""
 
-    def __init__(self, cls: type, findings: Findings, returns_logits: bool) -> None:
-        self.cls, self.findings, self._returns_logits = cls, findings, returns_logits
+    def __init__(self, cls: type, report: Report, returns_logits: bool, is_block: bool) -> None:
+        self.cls, self.report, self.is_block, self._returns_logits = cls, report, is_block, returns_logits
         self._breaks = Counter(counters["graph_break"])
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         self._add_breaks()
-        if torch.is_autocast_enabled(DEVICE):  # it changes the dtypes of the model's own operations
-            return module.forward
         own = GraphModule(module, copy.deepcopy(module.graph))
         for part in module.modules():  # the others are the bodies of checkpoints and the like
             if isinstance(part, GraphModule):
                 misses = fuse(part, self._returns_logits)
-                self.findings.add(part.graph, misses, self.cls, owner=str(id(self)))
+                self.report.add(part.graph, misses, self.cls, owner=str(id(self)))
 
         def run(*args: Any) -> Any:
             # The kernels have no forward mode, and their formulas for transforms are the model's own operations.
@@ -137,5 +142,5 @@ class _Backend:
     def _add_breaks(self) -> None:
         breaks = Counter(counters["graph_break"])
         for reason, number in (breaks - self._breaks).items():
-            self.findings.left["graph break", reason.strip().partition("\n")[0]] += number
+            self.report.left["graph break", reason.strip().partition("\n")[0]] += number
         self._breaks = breaks

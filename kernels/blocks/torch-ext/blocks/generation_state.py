@@ -1,0 +1,276 @@
+"""The memory of decoding steps in CUDA graphs: a cache of transformers' that stays where it is, tokens, and one step.
+
+This module imports transformers: import it only for a model of transformers.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from .generation_call import GenerateCall
+
+_REPLAYABLE = 8  # graphs of one state, by the processors of their calls
+_KINDS = {False: "full_attention", True: "sliding_attention"}  # transformers' names, by whether there is a window
+
+
+class FixedLayer(CacheLayerMixin):
+    """Keys and values of one layer, [batch, heads, capacity, elements], by position. Masks leave out old tokens."""
+
+    # Decides whether transformers compiles the model and makes masks for the whole memory.
+    is_compileable = False
+
+    def __init__(self, like: Any, capacity: int, position: Tensor) -> None:
+        """Have memory of the shape of the layer `like`."""
+        super().__init__()
+        self.keys, self.values = (x.new_zeros((*x.shape[:2], capacity, x.shape[3])) for x in (like.keys, like.values))
+        self.is_initialized, self._position = True, position
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise NotImplementedError("the cache has its memory before the first step")
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        for memory, states in ((self.keys, key_states), (self.values, value_states)):
+            memory.index_copy_(2, self._position, states)
+        return self.keys, self.values
+
+    def take(self, layer: Any, length: int) -> None:
+        """Copy the states of a layer of transformers that has cached `length` tokens, of which it may keep a window."""
+        kept = min(length, layer.keys.shape[2])
+        for memory, states in ((self.keys, layer.keys), (self.values, layer.values)):
+            # Attention gives the others a weight of zero, and zero times NaN is NaN.
+            memory.zero_()[:, :, length - kept : length] = states[:, :, :kept]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.keys.shape[2], 0
+
+    def get_seq_length(self) -> Any:
+        return self._position[0]
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class FixedCache(Cache):
+    """Keys and values of all layers. One graph serves every position, which is a tensor.
+
+    Attributes:
+        capacity: The number of tokens for which there is memory.
+        position: [1], the position of the token that the next step computes.
+        mask: [batch, 1, 1, capacity], whether a token is there, and is no padding.
+    """
+
+    layers: Any
+
+    def __init__(self, windows: Sequence[Optional[int]], like: Any, capacity: int) -> None:
+        """Have memory for `capacity` tokens, of the shape of another cache's."""
+        self.capacity = capacity
+        self.position = torch.zeros(1, dtype=torch.long, device=like.layers[0].keys.device)
+        self.mask = self.position.new_zeros((like.layers[0].keys.shape[0], 1, 1, capacity), dtype=torch.bool)
+        self._positions = torch.arange(capacity, device=self.position.device)
+        self._windows = {_KINDS[window is not None]: window for window in windows}
+        super().__init__(layers=[FixedLayer(layer, capacity, self.position) for layer in like.layers])
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.position, self.mask, *(x for layer in self.layers for x in (layer.keys, layer.values))]
+
+    def copy(self, smaller: "FixedCache") -> None:
+        """Copy the content of a smaller cache."""
+        for memory, before in zip(self.tensors, smaller.tensors):
+            memory[tuple(map(slice, before.shape))] = before
+
+    def take(self, cache: Cache, attention_mask: Optional[Tensor]) -> None:
+        """Copy the content of a cache of transformers with the same layers.
+
+        Args:
+            cache: The cache.
+            attention_mask: [batch, tokens cached], zero for padding; None without padding.
+        """
+        length = int(cache.get_seq_length())
+        self.position.fill_(length)
+        for layer, given in zip(self.layers, cache.layers):
+            layer.take(given, length)
+        is_read = True if attention_mask is None else attention_mask[:, None, None, :length] != 0
+        self.mask.zero_()[..., :length] = is_read
+
+    def begin_step(self) -> dict[str, Tensor]:
+        """Return the masks of the token at the position, by type of layer."""
+        self.mask.index_fill_(3, self.position, True)
+        return {
+            name: self.mask if window is None else self.mask & (self._positions > self.position - window)
+            for name, window in self._windows.items()
+        }
+
+    def fill(self, cache: Cache, length: int) -> None:
+        """Give a cache of transformers with the same layers the states that it lacks of `length` tokens."""
+        for index, layer in enumerate(self.layers):
+            first = int(cache.get_seq_length(index))
+            cache.update(layer.keys[:, :, first:length], layer.values[:, :, first:length], index)
+
+
+class State:
+    """The memory of the sequences of one call, and the graphs of steps on it.
+
+    Attributes:
+        cache: Keys and values.
+        kind: The number of sequences, and the other properties that compatible calls share.
+        ids: [batch, capacity + 1], their tokens, of which the first `length` are theirs, and the others repeat one.
+        length: [1].
+        token: [batch, 1], the last one.
+        unfinished: [batch], whether a sequence continues.
+        news: [batch + 1], read by the host after a step: the new tokens, and whether any sequence continues.
+        logits: [batch, vocabulary] in float32, of the last step, for calls that choose tokens outside of it.
+        position_ids: Of the next step, for models whose callers give them.
+        graphs: By the key of a call: a function that replays its step, and the owners of its inputs.
+    """
+
+    @torch.inference_mode(False)  # else the memory could not be written outside of inference mode
+    def __init__(self, kind: tuple, call: GenerateCall, capacity: int) -> None:
+        self.kind = kind
+        self.cache = FixedCache(call.windows, call.cache, capacity)
+        self.graphs: OrderedDict[Any, tuple[Callable[[], None], Any]] = OrderedDict()
+        self.logits: Optional[Tensor] = None
+        self.position_ids: Optional[Tensor] = None
+        self.length = torch.zeros_like(self.cache.position)
+        self.ids = self.length.new_zeros(kind[0], capacity + 1)
+        self.token = self.length.new_zeros(kind[0], 1)
+        self.news = self.length.new_zeros(kind[0] + 1)
+        self.unfinished = self.length.new_ones(kind[0], dtype=torch.bool)
+
+    @property
+    def bytes(self) -> int:
+        return sum(x.nbytes for x in (*self.cache.tensors, self.ids, self.logits) if x is not None)
+
+    @torch.inference_mode(False)
+    def begin(self, call: GenerateCall, tokens: Tensor, wait: Callable[[], None]) -> None:
+        """Prepare for steps after the prefill and the first token.
+
+        Args:
+            call: Its cache has the content of the prefill.
+            tokens: [batch, tokens], all of them with the first new one.
+            wait: Waits until the GPU has finished all graphs: they must not be freed before.
+        """
+        self.cache.take(call.cache, call.kwargs.get("attention_mask"))
+        self.ids.copy_(tokens[:, -1:].expand_as(self.ids))
+        self.ids[:, : tokens.shape[1]] = tokens
+        self.length.fill_(tokens.shape[1])
+        self.token.copy_(tokens[:, -1:])
+        self.unfinished.fill_(True)
+        given = call.kwargs.get("position_ids")
+        following = None if given is None else given[..., -1:] + 1
+        if getattr(following, "shape", None) != getattr(self.position_ids, "shape", None):
+            wait()
+            self.graphs.clear()
+            self.position_ids = following
+        elif following is not None:
+            self.position_ids.copy_(following)
+
+    @torch.inference_mode(False)
+    def resize(self, call: GenerateCall, capacity: int, wait: Callable[[], None]) -> None:
+        """Make room for more tokens, without the graphs."""
+        if capacity <= self.cache.capacity:
+            return
+        wait()
+        self.graphs.clear()
+        before, self.cache = self.cache, FixedCache(call.windows, self.cache, capacity)
+        self.cache.copy(before)
+        more = self.ids[:, -1:].expand(-1, capacity + 1 - self.ids.shape[1])  # the first new token, or a later one
+        self.ids = torch.cat((self.ids, more), 1)
+
+    def remember(self, call: GenerateCall, replay: Callable[[], None], wait: Callable[[], None]) -> None:
+        self.graphs[call.key] = replay, (call.processors, call.eos, call.pad)
+        if len(self.graphs) > _REPLAYABLE:
+            wait()
+            self.graphs.popitem(last=False)
+
+    def compute(self, model: Any, forward: Callable[..., Any], call: GenerateCall) -> Tensor:
+        """Return the logits, [batch, vocabulary], of the token after the present one, which is cached.
+
+        This and `finish` are all of one step, on the device, and captured by a graph. This alone may be repeated.
+        """
+        masks = self.cache.begin_step()
+        if model.config.get_text_config(decoder=True)._attn_implementation == "eager":  # it adds masks to products
+            dtype = self.cache.layers[0].keys.dtype
+            masks = {
+                name: torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
+                for name, mask in masks.items()
+            }
+        positions = {} if self.position_ids is None else {"position_ids": self.position_ids}
+        inputs = model.prepare_inputs_for_generation(
+            self.token,
+            attention_mask=masks if call.takes_masks_by_type else next(iter(masks.values())),
+            use_cache=True,
+            **{call.cache_name: self.cache},
+            **positions,
+            **call.options,
+        )
+        return forward(**inputs, return_dict=True).logits[:, -1]
+
+    def finish(self, logits: Tensor, call: GenerateCall) -> None:
+        """Choose a token by its logits, and find out which sequences end; or keep the logits."""
+        self.cache.position.add_(1)
+        if self.position_ids is not None:
+            self.position_ids.add_(1)
+        if call.by_hand is None:
+            self._put(self._choose(logits, call, self.ids), call)
+            self.end(call)
+            return
+        if self.logits is None or self.logits.shape != logits.shape:
+            with torch.inference_mode(False):
+                self.logits = torch.empty_like(logits, dtype=torch.float32)
+        self.logits.copy_(logits)
+
+    def choose_by_hand(self, call: GenerateCall, length: int, kept: dict[str, Any]) -> None:
+        """Choose tokens outside of a graph, after the logits of a step. `kept` gets the scores and the logits."""
+        self._put(self._choose(self.logits.clone(), call, self.ids[:, :length], kept), call)
+        self.end(call, call.criteria(self.ids[:, : length + 1], kept.get("scores")))
+
+    def _choose(self, scores: Tensor, call: GenerateCall, ids: Tensor, kept: Any = None) -> Tensor:
+        """Return the chosen tokens, [batch]."""
+        _keep(kept, "logits", scores)
+        for processor in call.processors:
+            # As in `generate`: float32, whatever the dtype of the model.
+            scores = processor(ids, scores.float())
+        _keep(kept, "scores", scores)
+        if call.config.do_sample:
+            # As `torch.multinomial` for one sample, without its checks, for which the host would wait.
+            probabilities = scores.float().softmax(-1)
+            scores = probabilities / torch.empty_like(probabilities).exponential_()
+        return _best(scores)
+
+    def _put(self, chosen: Tensor, call: GenerateCall) -> None:
+        if call.pad is not None:
+            chosen = torch.where(self.unfinished, chosen, call.pad)
+        self.token.copy_(chosen[:, None])
+        self.ids.index_copy_(1, self.length, self.token)
+        self.length.add_(1)
+
+    def end(self, call: GenerateCall, is_done: Optional[Tensor] = None) -> None:
+        """End sequences whose token is an end, or those given, and write the news."""
+        if is_done is None and call.eos is not None:
+            # Not `torch.isin`, which waits for the GPU if there are many ids.
+            is_done = (self.token == call.eos).any(-1)
+        if is_done is not None:
+            self.unfinished.logical_and_(~is_done)
+        self.news[:-1].copy_(self.token[:, 0])
+        self.news[-1:].copy_(self.unfinished.any())
+
+
+def _keep(kept: Optional[dict[str, Any]], name: str, values: Tensor) -> None:
+    if kept is not None and kept.get(name) is not None:
+        kept[name] += (values,)
+
+
+def _best(scores: Tensor) -> Tensor:
+    """Return the index of the best score of each row, the first of those that are equal.
+
+    Torch's kernel reads a row with one block, which takes 26 us for 128,256 scores (H100). Several rows are faster.
+    """
+    parts = next((parts for parts in (64, 48, 32, 16) if scores.shape[1] % parts == 0), 1)
+    best, index = scores.view(scores.shape[0], parts, -1).max(-1)
+    part = best.argmax(-1, keepdim=True)
+    return (part * (scores.shape[1] // parts) + index.gather(1, part))[:, 0]

@@ -1,0 +1,143 @@
+"""Training steps that keep fewer tensors: the head and its loss in one kernel, gated products computed again."""
+
+from typing import Any, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from .editing import Editor, fits
+from .kernel_set import geglu, loss
+from .matching import argument, call, dtype_of, match, named, operation, shape_of, value
+
+GATES = (geglu.geglu, geglu.geglu_pair, geglu.swiglu, geglu.swiglu_pair)
+_cap = named("cap", number=True)
+_CAPPED = call("tanh", named("x") / _cap) * _cap
+_ROWS = {"view", "reshape", "flatten", "contiguous"}
+_RETURNED = "the call returns logits, computed apart from the loss: accelerate(model, logits=False) leaves them out"
+
+
+def join_loss(editor: Editor, node: Node, returns_logits: bool) -> None:
+    """Compute a cross entropy together with the linear layer before it, unless other operations use the logits.
+
+    `returns_logits`: whether logits that the graph returns must stay. They are then computed once more, which takes
+    less memory than the softmax of whole logits. If not, a graph with gradients returns None in their place.
+    """
+    if operation(node) != "cross_entropy" or dtype_of(node) != torch.float32:
+        return
+    logits, target = argument(node, 0, "input"), argument(node, 1, "target")
+    if len(shape_of(logits)) != 2 or value(target).dtype != torch.int64:
+        return
+    reduction = argument(node, 6, "reduction", "mean")
+    others = [argument(node, index, name) for index, name in ((2, "weight"), (3, "size_average"), (5, "reduce"))]
+    found = _head_of(logits)
+    if found is None or reduction not in ("mean", "sum") or any(other is not None for other in others):
+        return
+    chain, cap = found
+    x, weight, bias = (argument(chain[-1], index, name) for index, name in enumerate(("input", "weight", "bias")))
+    if not all(part is None or fits(part) for part in (x, weight, bias)):
+        return
+    users = {user for part in chain for user in part.users} - {node, *chain}
+    if any(user.op != "output" for user in users) or not editor.may_join(chain, node):
+        return
+    if users and not torch.is_grad_enabled():
+        return
+    if users and returns_logits:
+        editor.misses.append((node, _RETURNED))
+    dtype = dtype_of(chain[-1])  # autocast may give the layer another dtype than its operands have
+    x, weight, bias = (
+        editor.insert_view(node, "to", part, dtype) if part is not None and dtype_of(part) != dtype else part
+        for part in (x, weight, bias)
+    )
+    rows = editor.insert_view(node, "reshape", x, -1, shape_of(x)[-1])
+    options = {
+        "linear_bias": bias,
+        "reduction": reduction,
+        "ignore_index": argument(node, 4, "ignore_index", -100),
+        "label_smoothing": argument(node, 7, "label_smoothing", 0.0),
+        "softcap": cap,
+    }
+    for user in users if not returns_logits else ():
+        user.args = map_arg(user.args, lambda part: None if part in chain else part)
+    editor.replace_by_call(node, loss.linear_cross_entropy, (rows, weight, target), options)
+
+
+def _head_of(logits: Any) -> Optional[tuple[list[Node], float]]:
+    """Return the operations from logits back to the linear layer that computes them, and their softcap."""
+    chain: list[Node] = []
+    cap = 0.0
+    while isinstance(logits, Node):
+        chain.append(logits)
+        name = operation(logits)
+        if name == "linear":
+            return chain, cap
+        is_wider = name == "cast" and dtype_of(logits) == torch.float32
+        if is_wider or (name in _ROWS and shape_of(logits)[-1] == shape_of(logits.args[0])[-1]):
+            logits = logits.args[0]
+        elif name == "mul" and not cap:
+            capped = match(_CAPPED, logits)
+            if capped is None:
+                return None
+            chain += capped.nodes
+            logits, cap = capped["x"], float(capped["cap"])
+        else:
+            return None
+    return None
+
+
+def recompute_gate(editor: Editor, node: Node) -> None:
+    """Let a linear layer whose weight has a gradient keep the operands of its gated input, if nothing else reads it."""
+    if operation(node) != "linear" or not torch.is_grad_enabled():
+        return
+    gated, weight, bias = (argument(node, index, name) for index, name in enumerate(("input", "weight", "bias")))
+    # Autocast may give the layer another dtype than its operands have.
+    is_gated = isinstance(gated, Node) and gated.target in GATES and len(gated.users) == 1
+    is_gated = is_gated and dtype_of(node) == dtype_of(gated)
+    if not is_gated or not fits(weight, dtype_of(gated)) or not (bias is None or fits(bias, dtype_of(gated))):
+        return
+    if value(weight).requires_grad and editor.may_join([gated], node):
+        args = (gated.target.__name__, dict(gated.kwargs), gated.args, weight, bias)
+        stack = gated.meta.get("nn_module_stack")
+        editor.replace_by_call(node, gated_linear, args).meta["nn_module_stack"] = stack
+
+
+def gated_linear(gate: str, options: Any, inputs: Any, weight: Tensor, bias: Any) -> Tensor:
+    """Return `linear(gate(*inputs, **options), weight, bias)`, `gate` by the name of a function of `geglu`.
+
+    Of the tensors of a gated feed-forward, the product is computed from the two others in far less time than a linear
+    layer takes, and it is a third of their memory.
+    """
+    result: Tensor = _GatedLinear.apply(getattr(geglu, gate), options, weight, bias, *inputs)
+    return result
+
+
+class _GatedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Any, options: Any, weight: Tensor, bias: Any, *inputs: Any) -> Tensor:
+        ctx.gate, ctx.options = gate, options
+        ctx.others = [None if isinstance(each, Tensor) else each for each in inputs]
+        ctx.save_for_backward(weight, *(each if isinstance(each, Tensor) else None for each in inputs))
+        return F.linear(gate(*inputs, **options), weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        weight, *tensors = ctx.saved_tensors
+        again = torch.is_grad_enabled()  # only with `create_graph=True`
+        if not again:
+            tensors = [None if each is None else each.detach().requires_grad_() for each in tensors]
+        with torch.enable_grad():
+            given = [other if each is None else each for each, other in zip(tensors, ctx.others)]
+            hidden = ctx.gate(*given, **ctx.options)
+        needs_weight, needs_bias, *needs = ctx.needs_input_grad[2:]
+        rows = grad.flatten(0, -2)
+        of_weight = rows.t() @ (hidden if again else hidden.detach()).flatten(0, -2) if needs_weight else None
+        of_bias = rows.sum(0) if needs_bias else None
+        of_inputs: list[Any] = [None] * len(needs)
+        if any(needs):
+            wanted = [index for index, need in enumerate(needs) if need]
+            parts = torch.autograd.grad(hidden, [tensors[index] for index in wanted], grad @ weight, create_graph=again)
+            for index, part in zip(wanted, parts):
+                of_inputs[index] = part
+        return None, None, of_weight, of_bias, *of_inputs
