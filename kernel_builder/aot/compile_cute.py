@@ -97,7 +97,7 @@ def main() -> None:
     root = Path(sys.argv[2])
     sys.path[:0] = [str(root), str(root / "nvidia_cutlass_dsl/dsl_packages")]
     running = 0
-    for capability in sorted({job["capability"] for job in request["jobs"]}):
+    for capability in sorted({job["target"][1] for job in request["jobs"]}):
         if running == request["processes"]:
             os.wait()
             running -= 1
@@ -122,7 +122,7 @@ def _compile_for(capability: int, request: dict[str, Any]) -> None:
     except BaseException as error:
         (out / "error.json").write_text(json.dumps({"error": f"{type(error).__name__}: {error}"}))
         return
-    run(module, [job for job in request["jobs"] if job["capability"] == capability], out, _compile)
+    run(module, [job for job in request["jobs"] if job["target"][1] == capability], out, _compile)
 
 
 if __name__ == "__main__":

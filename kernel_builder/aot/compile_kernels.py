@@ -99,17 +99,17 @@ def _compile(module: Any, job: dict[str, Any], out: Path) -> dict[str, Any]:
         constexprs={(names.index(name),): value for name, value in constants.items() if signature[name] == "constexpr"},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in job["divisible"]},
     )
-    target = GPUTarget("cuda", job["capability"], 32)
-    kernel = triton.compile(source, target=target, options=job["options"])
-    if "vprintf" in kernel.asm["ptx"]:
+    kernel = triton.compile(source, target=GPUTarget(*job["target"]), options=job["options"])
+    image, text = ("hsaco", "llir") if job["target"][0] == "hip" else ("cubin", "ptx")
+    if "printf" in kernel.asm[text]:
         raise _Unsupported("tl.device_print", module)
-    out.with_suffix(".cubin").write_bytes(kernel.asm["cubin"])
-    out.with_suffix(".ptx").write_text(kernel.asm["ptx"])
+    out.with_suffix(".cubin").write_bytes(kernel.asm[image])
+    out.with_suffix(".ptx").write_text(kernel.asm[text])
     metadata = kernel.metadata
     return {
         "name": metadata.name,
         "shared": metadata.shared,
-        "threads": 32 * metadata.num_warps,
+        "threads": metadata.warp_size * metadata.num_warps,
         "scratch": getattr(metadata, "global_scratch_size", 0) or 0,
     }
 

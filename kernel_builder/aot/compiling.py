@@ -23,9 +23,10 @@ from kernel_format.errors import BuildError, ConfigError, ToolchainError
 from kernel_format.files import temporary_directory
 
 _PLATFORM = "x86_64-linux"
-# Capability -> bytes of shared memory that a block may use.
-_SHARED = {"8.6": 101_376, "8.9": 101_376, "12.0": 101_376, "12.1": 101_376, "8.0": 166_912, "8.7": 166_912}
-_SHARED_FROM_9 = 232_448
+# Number of an architecture -> bytes of shared memory that a block may use.
+_SHARED = {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 120: 101_376, 121: 101_376, 0x950: 163_840}
+_SHARED_FROM_9, _SHARED_OF_AMD = 232_448, 65_536
+_AMD = 0x900  # the lowest number of an architecture of AMD
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Cubin:
     """Machine code of a kernel for one capability, or PTX, and the launch that it needs.
 
     Attributes:
-        capability: 90 for 9.0.
+        capability: 90 for 9.0, and 0x942 for gfx942.
         image: The cubin, or PTX that ends in a zero byte.
         scratch: Bytes of global memory that each block needs.
         ptx: The text that the cubin is made of, with a zero byte at its end.
@@ -47,6 +48,11 @@ class Cubin:
     shared: int
     scratch: int
     ptx: bytes = b""
+
+
+def arch_number(arch: str) -> int:
+    """Return the number of an architecture in generated code: 90 for 9.0, and 0x942 for gfx942."""
+    return int(arch.removeprefix("gfx"), 16) if arch.startswith("gfx") else int(arch.replace(".", ""))
 
 
 @dataclass(frozen=True)
@@ -82,13 +88,13 @@ def _triton(tables: Mapping[str, Any]) -> str:
 def compile_all(
     project: Project,
     variants: Sequence[Variant],
-    capabilities: Sequence[str],
+    archs: Sequence[str],
     toolchains: Toolchains,
     mode: SandboxMode,
     jobs: int | None,
 ) -> list[tuple[Cubin, ...]]:
     """Return the cubins of each variant of Triton's kernels, ascending by capability. Raises as `compiled` does."""
-    rows = compiled(project, TRITON, variants, capabilities, toolchains, mode, jobs)
+    rows = compiled(project, TRITON, variants, archs, toolchains, mode, jobs)
     with_ptx = aot_toml.read(project.root).get("ptx")
     return [_with_ptx(row) if with_ptx else tuple(row) for row in rows]
 
@@ -97,7 +103,7 @@ def compiled(
     project: Project,
     language: Language,
     variants: Sequence[Variant],
-    capabilities: Sequence[str],
+    archs: Sequence[str],
     toolchains: Toolchains,
     mode: SandboxMode,
     jobs: int | None,
@@ -119,15 +125,14 @@ def compiled(
     root = toolchains.component(component).root
     source = Path(tables["source"])
     package = project.python_name
-    numbers = [int(capability.replace(".", "")) for capability in capabilities]
-    pairs = [(variant, number) for variant in variants for number in numbers]
+    pairs = [(variant, arch) for variant in variants for arch in archs]
     request = {
         "package": package,
         "module": ".".join(source.with_suffix("").parts[1:]),
         "processes": jobs or len(os.sched_getaffinity(0)),
         "jobs": [
-            {"number": position, "kernel": variant.op.kernel, "capability": number, **language.job(variant)}
-            for position, (variant, number) in enumerate(pairs)
+            {"number": position, "kernel": variant.op.kernel, "target": _target(arch), **language.job(variant)}
+            for position, (variant, arch) in enumerate(pairs)
         ],
     }
     with temporary_directory() as scratch:
@@ -139,7 +144,7 @@ def compiled(
         (scratch / "request.json").write_text(json.dumps(request))
         _run(scratch, root, language, confinement.chosen(mode, toolchains.host().path))
         results = list(_results(scratch / "out", pairs, language, project.root / source))
-    size = len(numbers)
+    size = len(archs)
     return [results[start : start + size] for start in range(0, len(results), size)]
 
 
@@ -150,6 +155,11 @@ def _job(variant: Variant) -> dict[str, Any]:
         "divisible": variant.divisible,
         "options": dict(variant.config.options),
     }
+
+
+def _target(arch: str) -> tuple[str, str | int, int]:
+    """Return the arguments of Triton's GPUTarget. AMD's compiler replaces the size of a warp where it is another."""
+    return ("hip", arch, 64) if arch.startswith("gfx") else ("cuda", arch_number(arch), 32)
 
 
 def _run(scratch: Path, root: Path, language: Language, chosen: confinement.Confinement) -> None:
@@ -180,7 +190,7 @@ def _run(scratch: Path, root: Path, language: Language, chosen: confinement.Conf
         )
 
 
-def _results(out: Path, pairs: Iterable[tuple[Variant, int]], language: Language, source: Path) -> Iterable[Any]:
+def _results(out: Path, pairs: Iterable[tuple[Variant, str]], language: Language, source: Path) -> Iterable[Any]:
     if (out / "error.json").exists():
         error = json.loads(read_output(out / "error.json"))["error"]
         raise ConfigError(
@@ -188,9 +198,9 @@ def _results(out: Path, pairs: Iterable[tuple[Variant, int]], language: Language
             where=str(source),
             hint="keep code that needs other modules at import out of the module with the kernels",
         )
-    for number, (variant, capability) in enumerate(pairs):
+    for number, (variant, arch) in enumerate(pairs):
         file = out / f"{number}.json"
-        title = f"{variant.label} for capability {capability / 10}"
+        title = f"{variant.label} for {arch}" if arch.startswith("gfx") else f"{variant.label} for capability {arch}"
         if not file.exists():
             raise BuildError(f"{language.title}'s process ended while it compiled {title}", where=str(source))
         result: dict[str, Any] = json.loads(read_output(file))
@@ -201,20 +211,20 @@ def _results(out: Path, pairs: Iterable[tuple[Variant, int]], language: Language
                 where=f"{source}{line}",
                 hint="correct the kernel, or its types and values in aot.toml",
             )
-        kernel = language.read(capability, result, file, source)
-        if kernel.shared > (limit := shared_memory(capability)):
+        kernel = language.read(arch_number(arch), result, file, source)
+        if kernel.shared > (limit := shared_memory(arch_number(arch))):
             raise ConfigError(
                 f"{title} needs {kernel.shared} bytes of shared memory, and a block has {limit}",
                 where=str(source),
-                hint="use smaller blocks or a smaller num_stages, or leave the capability out of `capabilities` in "
-                "aot.toml",
+                hint=f"use smaller blocks or a smaller num_stages, or leave {arch} out of "
+                + ("`rocm_archs` in build.toml" if arch.startswith("gfx") else "`capabilities` in aot.toml"),
             )
         yield kernel
 
 
 def shared_memory(capability: int) -> int:
-    """Return the bytes of shared memory that a block may use."""
-    return _SHARED.get(str(capability / 10), _SHARED_FROM_9)
+    """Return the bytes of shared memory that a block may use; see `arch_number`."""
+    return _SHARED.get(capability, _SHARED_FROM_9 if capability < _AMD else _SHARED_OF_AMD)
 
 
 def read_output(path: Path) -> bytes:

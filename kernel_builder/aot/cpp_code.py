@@ -18,7 +18,8 @@ _VALUES = {
     "u16": "uint16_t", "u32": "uint32_t", "u64": "uint64_t", "fp32": "float", "fp64": "double",
 }  # fmt: skip
 _WIDTH = 120
-_MAJOR = 100  # the first capability that only compilers of CUDA 13 are pinned for
+# Capabilities that only compilers of CUDA 13 are pinned for. The numbers of AMD's architectures are larger.
+_NEWER = range(100, 0x900)
 
 
 def binding(project: str, ops: Sequence[Op]) -> str:
@@ -83,7 +84,7 @@ def images(op: Op, cubins: Sequence[Sequence[Cubin]]) -> str:
         "",
     ]
     names: dict[bytes, str] = {}
-    newer = {cubin.image for cubin in chain(*cubins) if cubin.capability >= _MAJOR}
+    newer = {cubin.image for cubin in chain(*cubins) if cubin.capability in _NEWER}
     for cubin in chain(*cubins):
         if cubin.image not in names:
             names[cubin.image] = f"image_{len(names)}"
@@ -94,7 +95,7 @@ def images(op: Op, cubins: Sequence[Sequence[Cubin]]) -> str:
         for cubin in row:
             is_ptx = str(cubin.is_ptx).lower()
             values = [cubin.capability, is_ptx, names[cubin.image], cubin.shared, cubin.scratch]
-            lines += _guarded([f"    {{{', '.join(map(str, values))}}},"], cubin.capability >= _MAJOR)
+            lines += _guarded([f"    {{{', '.join(map(str, values))}}},"], cubin.capability in _NEWER)
         lines += ["};"]
     lines += ["", "}  // namespace", "", f"aot::Kernel {op.name}_kernels[] = {{"]
     for number, row in enumerate(cubins):

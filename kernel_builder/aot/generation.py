@@ -21,12 +21,12 @@ import tomlkit
 
 from kernel_builder import toml_file
 from kernel_builder.aot import cpp_code, cute_code, python_code
-from kernel_builder.aot.compiling import TRITON, compile_all, compiled
+from kernel_builder.aot.compiling import TRITON, arch_number, compile_all, compiled
 from kernel_builder.aot.cute_declaration import CuteOp, CuteReader
 from kernel_builder.aot.declaration import Op, read_ops, variants
-from kernel_builder.backends.cuda.releases import capabilities, capability_key
+from kernel_builder.backends import CompiledBackend
 from kernel_builder.config import aot_toml, build_toml, editions, offered
-from kernel_builder.config.project import Project
+from kernel_builder.config.project import Backend, Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.toml_schema import TomlPlace
 from kernel_builder.config.variant import this_platform
@@ -37,12 +37,14 @@ from kernel_builder.toolchain import Toolchains
 from kernel_builder.toolchain.store import Store
 
 _TEMPLATES = Path(__file__).parents[1] / "templates/aot"
-_HEADERS = ("images.h", "launch.h")
+_HEADERS = ("driver.h", "images.h", "launch.h")
 _IMPORTS_CUTE = re.compile(r"^(import|from) (cutlass|cuda)\b", re.MULTILINE)
 
 
-def generate(project: Project, toolchains: Toolchains, mode: SandboxMode, jobs: int | None = None) -> Project:
-    """Return the project that the binary packages of a project are built of.
+def generate(
+    project: Project, backend: Backend, toolchains: Toolchains, mode: SandboxMode, jobs: int | None = None
+) -> Project:
+    """Return the project that the binary packages of a project for CUDA or ROCm are built of.
 
     Args:
         mode: Whether Triton runs in a sandbox; see `confinement`.
@@ -54,7 +56,7 @@ def generate(project: Project, toolchains: Toolchains, mode: SandboxMode, jobs: 
     """
     language = cute_code.CUTE_DSL if _is_cute(project) else TRITON
     ops = read_ops(project, CuteReader if _is_cute(project) else None)
-    archs = _capabilities(project)
+    archs = _archs(project, backend)
     component = language.component(aot_toml.read(project.root))
     name = _digest(project, archs, toolchains, component)[:32]
 
@@ -65,7 +67,7 @@ def generate(project: Project, toolchains: Toolchains, mode: SandboxMode, jobs: 
             kernels = compile_all(project, listed, archs, toolchains, mode, jobs)
         else:
             kernels = compiled(project, language, listed, archs, toolchains, mode, jobs)
-        _write(project, ops, kernels, archs, directory)
+        _write(project, ops, kernels, backend, archs, directory)
 
     store = Store(toolchains.cache / "generated", Silent())
     root = store.obtain(
@@ -81,13 +83,14 @@ def _is_cute(project: Project) -> bool:
     return aot_toml.read(project.root).get("language") == "cute-dsl"
 
 
-def _capabilities(project: Project) -> list[str]:
-    """Return the capabilities that one of the CUDA releases of the project's packages has, ascending."""
+def _archs(project: Project, backend: Backend) -> list[str]:
+    """Return the architectures that one of the releases of the project's packages has, ascending."""
     assert project.ahead_of_time is not None
-    (kernel,) = project.ahead_of_time.kernels
-    releases = {variant.release for variant in offered.variants(project.ahead_of_time)}
-    every = {each for release in releases if release for each in capabilities(kernel, release, this_platform())}
-    return sorted(every, key=capability_key)
+    kernels = [kernel for kernel in project.ahead_of_time.kernels if kernel.backend is backend]
+    releases = {each.release for each in offered.variants(project.ahead_of_time) if each.backend is backend}
+    assert isinstance(backend, CompiledBackend)
+    every = {arch for release in releases for arch in backend.archs(kernels, release, this_platform())}
+    return sorted(every, key=arch_number)
 
 
 def write(generated: Project, directory: Path) -> None:
@@ -112,6 +115,7 @@ def _write(
     project: Project,
     ops: Sequence[Op],
     kernels: Sequence[Any],
+    backend: Backend,
     archs: Sequence[str],
     directory: Path,
 ) -> None:
@@ -141,25 +145,24 @@ def _write(
     for name, content in sources.items():
         (code / name).write_text(content, encoding="utf-8")
     files = [f"aot/{name}" for name in (*headers, *sources)]
-    (directory / build_toml.FILE).write_text(_build_toml(project, files, archs), encoding="utf-8")
+    (directory / build_toml.FILE).write_text(_build_toml(project, files, backend.name, archs), encoding="utf-8")
 
 
-def _build_toml(project: Project, files: Sequence[str], archs: Sequence[str]) -> str:
+def _build_toml(project: Project, files: Sequence[str], backend: str, archs: Sequence[str]) -> str:
     where = str(project.root / build_toml.FILE)
     document, _ = editions.as_current(toml_file.read(project.root / build_toml.FILE), TomlPlace(where))
     general: Mapping[str, Any] = document["general"]
-    backends = ("cuda",)
-    kept = {name: value for name, value in general.items() if not isinstance(value, dict) or name in ("hub", *backends)}
+    kept = {name: value for name, value in general.items() if not isinstance(value, dict) or name in ("hub", backend)}
     framework = {key: value for key, value in document["torch-noarch"].items() if key == "pyext"}
     kernel = {
-        "language": "cpp-cuda",
-        "cuda-capabilities": list(archs),
+        "language": f"cpp-{backend}",
+        {"cuda": "cuda-capabilities", "rocm": "rocm-archs"}[backend]: list(archs),
         "depends": ["torch"],
         "include": ["."],
         "src": list(files),
     }
     made = {
-        "general": {**kept, "edition": 6, "backends": list(backends)},
+        "general": {**kept, "edition": 6, "backends": [backend]},
         "torch": {**framework, "stable-abi": str(aot_toml.STABLE_ABI), "src": []},
         "kernel": {project.python_name: kernel},
     }

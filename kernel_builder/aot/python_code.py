@@ -21,7 +21,7 @@ from {dots}_ops import add_op_namespace_prefix, ops
 
 
 def _refuse(*arguments: object, **options: object) -> None:
-    raise NotImplementedError("these kernels are for CUDA, and the tensors are on the CPU: move them to the GPU")
+    raise NotImplementedError("these kernels are for GPUs, and the tensors are on the CPU: move them to the GPU")
 '''
 _FUNCTIONS = {
     "cdiv": "def cdiv(a: int, b: int) -> int:\n    return -(-a // b)\n",

@@ -12,6 +12,7 @@ import pytest
 
 from kernel_builder.aot import generation
 from kernel_builder.aot.cute_code import CUTE_DSL
+from kernel_builder.config import known_backends
 from kernel_builder.config.project_files import read_project
 from kernel_builder.toolchain import Toolchains
 from kernel_format.cache_directory import default_cache
@@ -60,9 +61,9 @@ def test_two_generated_projects_have_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name / "cache").mkdir(parents=True)
         (tmp_path / name / "cache/toolchains").symlink_to(default_cache() / "toolchains")
-        made = generation.generate(
-            read_project(project(tmp_path / name / "p")), Toolchains(cache=tmp_path / name / "cache"), "auto"
-        )
+        toolchains = Toolchains(cache=tmp_path / name / "cache")
+        author = read_project(project(tmp_path / name / "p"))
+        made = generation.generate(author, known_backends.get("cuda"), toolchains, "auto")
         assert made.root.is_relative_to(tmp_path / name)
         files = [path for path in made.root.rglob("*") if path.is_file()]
         generated.append({path.relative_to(made.root): path.read_bytes() for path in files})
@@ -80,5 +81,7 @@ def test_a_function_that_cannot_be_compiled_is_an_error(
     tmp_path: Path, change: Callable[[str], str], where: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        generation.generate(read_project(project(tmp_path / "p", change)), Toolchains(), "auto")
+        generation.generate(
+            read_project(project(tmp_path / "p", change)), known_backends.get("cuda"), Toolchains(), "auto"
+        )
     assert re.search(where, str(caught.value.where))
