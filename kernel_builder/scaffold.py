@@ -6,12 +6,12 @@ import keyword
 import os
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 from kernel_builder import toml_file
 from kernel_builder.config import known_backends
-from kernel_builder.config.build_toml import NAME, REPO_ID
+from kernel_builder.config.build_toml import NAME, REPO_ID, check_name
 from kernel_builder.config.project import python_name
 from kernel_format.errors import ConfigError
 from kernel_format.files import write_atomically
@@ -100,6 +100,7 @@ def kernel_name(repo_id: str) -> str:
             where="--name",
             hint="the form is org/my-kernel",
         )
+    check_name(name, "--name")
     return name
 
 
@@ -128,15 +129,16 @@ def _render(
 ) -> dict[str, str]:
     """Return the files of the project: path -> content."""
     package = python_name(name)
+    device = max(wanted, key=lambda name: known_backends.get(name).preference)
     values = {
         "name": name,
         "python_name": package,
         "repo_id": repo_id,
         "license": license_name,
         "backends": "[" + ", ".join(f'"{backend}"' for backend in wanted) + "]",
-        "device": max(wanted, key=lambda name: known_backends.get(name).preference),
         "directories": ", ".join(f"`{package}_{backend}/`" for backend in wanted),
         "operator": operator,
+        "example_of_card": f'x = torch.randn(4, 8, device="{device}")\ny = kernel.{operator}(x)',
         **_description(operator),
     }
     if language == "triton":
@@ -151,11 +153,14 @@ def _render(
     return files
 
 
-def render(tree: Path, values: Mapping[str, str], wanted: Sequence[str] = ()) -> dict[str, str]:
+def render(
+    tree: Path, values: Mapping[str, str], wanted: Sequence[str] = (), only: Container[str] | None = None
+) -> dict[str, str]:
     """Return the files of a template directory with values in place of their variables: path -> content.
 
     Args:
         wanted: The back ends; files for others are left out.
+        only: The paths to return; None for all.
     """
     # Variables in paths are written without `${}`, which would confuse formatters and linters.
     in_paths = {name: values[name] for name in ("python_name", "operator", "file_name") if name in values}
@@ -168,6 +173,8 @@ def render(tree: Path, values: Mapping[str, str], wanted: Sequence[str] = ()) ->
             continue
         path = re.sub(r"^build_\w+", "build", path)  # a back end's table of build.toml
         path = re.sub("|".join(in_paths), lambda match: in_paths[match[0]], path)
+        if only is not None and path not in only:
+            continue
         content = string.Template(template.read_text(encoding="utf-8")).substitute(values)
         files[path] = files.get(path, "") + content
     return files

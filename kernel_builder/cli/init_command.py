@@ -125,7 +125,9 @@ def _create_from_source(
 ) -> None:
     name = scaffold.kernel_name(repo_id)
     text = source.read_text(encoding="utf-8")
-    written = inline_project.files(repo_id, text, functions, stem=source.stem, license_name=license_name)
+    written = inline_project.files(
+        repo_id, text, functions, stem=source.stem, license_name=license_name, for_authors=True
+    )
     directory = directory or Path(name)
     scaffold.write({path: text.encode() for path, text in written.items()}, directory, overwrite=overwrite)
     click.echo(f"Created {directory} from {source}. Next:\n  kernel-builder build {shlex.quote(str(directory))}")

@@ -92,7 +92,8 @@ def verify(name: str, as_json: bool, **options: Any) -> None:
     The command downloads the packages, compares every file with the digest in the metadata, checks the signature as the
     public client does, and prints the provenance. With --source, it also rebuilds each variant that this machine can
     build, at the commit that the variant names and with an empty cache, and compares the bytes. The exit status is 10
-    if a check fails, and 11 if a variant was not rebuilt although --source is given.
+    if a check fails, and 11 if a variant was not verified: not rebuilt although --source is given, or signed by a key
+    that no --signer names.
 
     \b
     kernel-builder verify kernels-community/rmsnorm@v1

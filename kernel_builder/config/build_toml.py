@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kernel_builder import toml_file
-from kernel_builder.config import compiler_flags, editions, kernel_sources, known_backends
+from kernel_builder.config import compiler_flags, editions, kernel_sources, known_backends, matrix
 from kernel_builder.config.project import (
     Backend,
     Kernel,
@@ -21,6 +22,7 @@ from kernel_builder.config.project import (
     TorchFramework,
     TorchNoarch,
     TvmFfi,
+    python_name,
 )
 from kernel_builder.config.toml_schema import SchemaReader, TomlPlace
 from kernel_format.errors import ConfigError
@@ -37,6 +39,13 @@ REPO_ID: str = SCHEMA["definitions"]["repo-id"]["pattern"]
 # Packages that kernels of all backends may import besides the standard library and Torch. The public client refuses
 # others at load.
 PYTHON_DEPENDS = tuple(SCHEMA["definitions"]["python-depends"]["items"]["enum"])
+
+# Modules of the packages that a kernel is built and loaded with.
+_MODULES = {
+    *("cuda", "huggingface_hub", "jax", "kernels", "nvidia", "numpy", "packaging", "pip", "pytest", "scipy"),
+    *("setuptools", "torch", "torchaudio", "torchvision", "transformers", "triton", "wheel", "yaml"),
+    *map(python_name, PYTHON_DEPENDS),
+}
 
 
 def inner_path(value: Any, place: TomlPlace) -> str:
@@ -62,6 +71,7 @@ def from_document(document: Mapping[str, Any], where: str, root: Path) -> Projec
     document, warnings = editions.as_current(document, TomlPlace(where))
     tables = _READER.read(document, SCHEMA, TomlPlace(where))
     general = tables["general"]
+    check_name(general["name"], str(TomlPlace(where, "general", "name")))
     backends = tuple(map(known_backends.get, dict.fromkeys(general.pop("backends"))))
     framework = _framework(tables, backends, where)
     kernels = tuple(_kernel(name, table) for name, table in tables.get("kernel", {}).items())
@@ -83,7 +93,16 @@ def from_document(document: Mapping[str, Any], where: str, root: Path) -> Projec
         backends=backends,
         framework=framework,
         kernels=kernels,
-        warnings=(*warnings, *(notice for kernel in kernels for notice in kernel.backend.notes(kernel))),
+        warnings=(
+            *warnings,
+            *compiler_flags.notices(framework.table, getattr(framework, "cxx_flags", ())),
+            *(
+                notice
+                for kernel in kernels
+                for notice in compiler_flags.notices(f"kernel.{kernel.name}", kernel.cxx_flags)
+            ),
+            *(notice for kernel in kernels for notice in kernel.backend.notes(kernel)),
+        ),
         upstream=(upstream,) if isinstance(upstream, str) else upstream,
         kernel_depends=_dependencies(general.pop("kernel_depends", ())),
         backend_python_depends={
@@ -101,6 +120,16 @@ def from_document(document: Mapping[str, Any], where: str, root: Path) -> Projec
     )
 
 
+def check_name(name: str, where: str) -> None:
+    """Raise an error if the module of a kernel's wheel would hide a module that Python or kernels need."""
+    if (module := python_name(name)) in sys.stdlib_module_names or module in _MODULES:
+        raise ConfigError(
+            f"{name!r} cannot be a kernel's name: its wheel would replace or hide the module {module}",
+            where=where,
+            hint=f"use a name of its own, such as my-{name}",
+        )
+
+
 def _framework(
     tables: Mapping[str, Any], backends: tuple[Backend, ...], where: str
 ) -> TorchFramework | TorchNoarch | TvmFfi:
@@ -112,6 +141,13 @@ def _framework(
     _check_range(values.get("minver"), values.get("maxver"), TomlPlace(where, TorchFramework.table))
     since = values.pop("stable_abi", {})  # one release for all backends, or by name
     by_name: Mapping[str, Release] = since if isinstance(since, dict) else {b.name: since for b in backends}
+    newest = matrix.load().torch[-1]
+    if unknown := next((release for release in by_name.values() if release > newest), None):
+        raise ConfigError(
+            f"{unknown} is newer than Torch {newest}, the newest release that this builder knows",
+            where=str(TomlPlace(where, TorchFramework.table, "stable-abi")),
+            hint="name the oldest release that users may have, such as 2.10; or use a newer builder",
+        )
     stable_abi = {backend: by_name[backend.name] for backend in backends if backend.name in by_name}
     return TorchFramework(**values, stable_abi=stable_abi)
 

@@ -26,6 +26,10 @@ _PLAIN = re.compile(r"[\w=.:+/%-]*")
 _WITH_VALUE = re.compile("|".join(_TABLE["with_value"]))
 _PASSED_ON = re.compile(r"(?:-X|--)(compiler|ptxas|fatbin|cudafe|nvlink)(?:-options)?")
 
+# Instructions that not all processors of a platform have. `-march` names the oldest processor.
+_INSTRUCTIONS = re.compile(
+    r"-m(avx[\w.-]*|s?sse[34][\w.]*|fma4?|f16c|bmi2?|popcnt|gfni|vaes|amx[\w-]*|(arch|cpu)=(?!x86-64$|armv8-a$).*)"
+)
 _PROJECT_INCLUDE = re.compile(r"(?:-I|--include-path=?)(.*)")
 
 
@@ -68,6 +72,15 @@ def check(
                 hint="define the macro in a header of the project; dollar signs, backquotes and backslashes are "
                 f"refused in flags of {by_shell}, and quotes and other signs of the shell after -Xcompiler, too",
             )
+
+
+def notices(table: str, flags: Sequence[str]) -> Iterator[str]:
+    """Yield a notice about flags of g++ that limit the processors of a table's binary."""
+    if limits := [flag for flag in flags if _INSTRUCTIONS.fullmatch(flag)]:
+        yield (
+            f"[{table}] cxx-flags: on a processor without the instructions of {' '.join(limits)} the kernel ends the "
+            "process (SIGILL); choose them at run time: __attribute__((target(...))) and __builtin_cpu_supports"
+        )
 
 
 def split_includes(flags: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -83,8 +83,9 @@ def _check_file(root: Path, path: str, kind: str, exists: Callable[[Path], bool]
 
 def _missing(root: Path, path: str) -> str:
     """Return the hint for a missing file or directory."""
-    for part in reversed((root / path).relative_to(root).parents):
-        if (root / part).is_symlink() and not (root / part).exists():
+    within = (root / path).relative_to(root)
+    for part in reversed((within, *within.parents)):
+        if _holds(Path.is_symlink, root / part) and not _holds(Path.exists, root / part):
             return (
                 f"{part} is a symbolic link that leads nowhere, as after `cp -r`: copy the project with `cp -rL`, or "
                 "with `kernel-builder init --from PROJECT DIR`"

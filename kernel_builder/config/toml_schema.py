@@ -47,9 +47,22 @@ class TomlPlace:
         return TomlPlace(self.file, f"{self.table}.{self.key}" if self.table else self.key)
 
 
+# Other names for back ends.
+_SYNONYMS = {
+    **dict.fromkeys(("mps", "apple", "macos"), "metal"),
+    **dict.fromkeys(("gpu", "nvidia"), "cuda"),
+    **dict.fromkeys(("hip", "amd", "amdgpu"), "rocm"),
+    **dict.fromkeys(("npu", "ascend"), "cann"),
+    **dict.fromkeys(("sycl", "intel"), "xpu"),
+    **dict.fromkeys(("x86_64", "arm64", "aarch64"), "cpu"),
+}
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the entry of `known` that `name` probably misspells."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
+    """Return the entry of `known` that `name` probably misspells, or is another name for."""
+    if _SYNONYMS.get(name.lower()) in (known := list(known)):
+        return _SYNONYMS[name.lower()]
+    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 
 @dataclass(frozen=True)

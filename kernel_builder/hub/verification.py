@@ -24,7 +24,7 @@ from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import HubError, KernelBuilderError, VerificationError
 from kernel_format.files import temporary_directory
 from kernel_format.metadata import PackageMetadata
-from kernel_format.signatures import Signers, read_signers, signature_verdict
+from kernel_format.signatures import BY_UNKNOWN_KEY, Signers, read_signers, signature_verdict
 from kernel_format.tree_digest import bytecode, hash_tree
 
 
@@ -35,7 +35,7 @@ class VariantVerdict:
     Attributes:
         variant: The name of the variant.
         digest: Differences between the files and the digest in the metadata; empty if there are none.
-        signature: `valid`, `none`, or the error.
+        signature: `valid`, `none`, `BY_UNKNOWN_KEY`, or the error.
         provenance: The commit of the sources (`kernel`) and the builder (`kernel-builder`), from the metadata.
         rebuilt: `equal`, `differs`, or the reason why the variant was not rebuilt. None if no rebuild was requested.
         differing: The files whose bytes differ from the rebuilt ones.
@@ -51,12 +51,12 @@ class VariantVerdict:
     @property
     def ok(self) -> bool:
         """Whether no check failed. A missing signature passes."""
-        return not self.digest and not self.differing and self.signature in ("valid", "none")
+        return not self.digest and not self.differing and self.signature in ("valid", "none", BY_UNKNOWN_KEY)
 
     @property
     def is_verified(self) -> bool:
-        """Whether a requested rebuild has taken place."""
-        return self.rebuilt in (None, "equal", "differs")
+        """Whether a requested rebuild has taken place, and the key of a signature is known."""
+        return self.rebuilt in (None, "equal", "differs") and self.signature != BY_UNKNOWN_KEY
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Verification:
 
     @property
     def is_verified(self) -> bool:
-        """Whether all requested rebuilds have taken place: a package's own claims cannot replace one."""
+        """Whether each variant is verified: a package's own claims cannot replace a rebuild or a key."""
         return all(verdict.is_verified for verdict in self.variants)
 
     def as_dict(self) -> dict[str, Any]:
@@ -158,8 +158,8 @@ def _verdict(
 ) -> VariantVerdict:
     package = HubPackage(directory)
     signature = signature_verdict(directory, signers)
-    if signature == "none" and require_signature:
-        signature = "missing, but required"
+    if require_signature and signature in ("none", BY_UNKNOWN_KEY):
+        signature = f"required, but {'missing' if signature == 'none' else signature}"
     place, version = package.metadata.place, f"v{package.metadata.version}"
     here = {"repo-id": repo_id, "variant": package.variant}
     is_here = all(place[key] in (None, here.get(key)) for key in place)

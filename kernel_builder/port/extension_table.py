@@ -118,7 +118,8 @@ class TableReader:
             nvcc = self._flags("nvcc", [*macros, *self._texts("extra_compile_args", flags.get("nvcc"))], include)
         elif flags is given["extra_compile_args"] and flags.get("nvcc") and not self.has_other:
             self._leave_out(f"extra_compile_args['nvcc'] = {_shown(flags['nvcc'])}: there are no CUDA sources")
-        for architecture in filter(None, re.split("[ ;,]+", self.run.architectures)):
+        # Torch adds the capabilities of the variable only to flags without any.
+        for architecture in () if self._capabilities else filter(None, re.split("[ ;,]+", self.run.architectures)):
             number, _, ptx = architecture.partition("+")
             self._capabilities.setdefault(number.replace(".", ""), bool(ptx))
         if self._own:

@@ -124,6 +124,7 @@ def test_the_device_code_of_a_new_project_compiles() -> None:
         ([str(ROOT / "x-y")], "x-y' is a directory", "--name org/x-y"),
         (["me/my-relu", "--op", "class"], "'class' cannot be the name of an operator", "swiglu"),
         (["--name", "my-relu"], "'my-relu' is not the name of a Hub repository", "org/my-kernel"),
+        (["--name", "org/torch"], "'torch' cannot be a kernel's name", "my-torch"),
         (["--name", "org/My_Relu"], "'My_Relu' is not a kernel's name", "org/my-kernel"),
         (["--name", "org/ab", "--backends", "cpu,rocm"], "not for cpu, rocm", "start with cpu"),
         (["--name", "org/ab", "--backends", "cdua"], "not for cdua", "start with cpu or cuda"),

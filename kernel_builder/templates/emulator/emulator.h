@@ -5,13 +5,17 @@
 // masks of lanes have 64 bits, as in HIP.
 #pragma once
 
+// Not <cmath> and <cstdlib>: these two put the overloads for float and double beside C's functions, as device code has
+// them.
+#include <math.h>
+#include <stdlib.h>
+
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 #include <utility>
 

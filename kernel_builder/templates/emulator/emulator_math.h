@@ -1,30 +1,130 @@
 // Functions of numbers that CUDA and HIP have beside those of the C library.
 #pragma once
 
-template <typename A, typename B>
-constexpr std::common_type_t<A, B> min(A a, B b) {
-  using T = std::common_type_t<A, B>;
-  return static_cast<T>(b) < static_cast<T>(a) ? static_cast<T>(b) : static_cast<T>(a);
-}
-template <typename A, typename B>
-constexpr std::common_type_t<A, B> max(A a, B b) {
-  using T = std::common_type_t<A, B>;
-  return static_cast<T>(a) < static_cast<T>(b) ? static_cast<T>(b) : static_cast<T>(a);
-}
-// Newer C libraries declare functions of these names.
+// The overloads of min and max; with floating-point arguments the other argument of a NaN is the result.
+#define EMULATOR_MIN_MAX(A, B, T)                                                                                     \
+  constexpr T min(A a, B b) { return static_cast<T>(b) < static_cast<T>(a) ? static_cast<T>(b) : static_cast<T>(a); } \
+  constexpr T max(A a, B b) { return static_cast<T>(a) < static_cast<T>(b) ? static_cast<T>(b) : static_cast<T>(a); }
+#define EMULATOR_INTEGER(T)                            \
+  EMULATOR_MIN_MAX(T, T, T)                            \
+  EMULATOR_MIN_MAX(unsigned T, unsigned T, unsigned T) \
+  EMULATOR_MIN_MAX(T, unsigned T, unsigned T)          \
+  EMULATOR_MIN_MAX(unsigned T, T, unsigned T)
+EMULATOR_INTEGER(int)
+EMULATOR_INTEGER(long)
+EMULATOR_INTEGER(long long)
+#undef EMULATOR_INTEGER
+#undef EMULATOR_MIN_MAX
+#define EMULATOR_MIN_MAX(A, B)                     \
+  inline auto min(A a, B b) { return fmin(a, b); } \
+  inline auto max(A a, B b) { return fmax(a, b); }
+EMULATOR_MIN_MAX(float, float)
+EMULATOR_MIN_MAX(float, double)
+EMULATOR_MIN_MAX(double, float)
+EMULATOR_MIN_MAX(double, double)
+#undef EMULATOR_MIN_MAX
+inline unsigned umin(unsigned a, unsigned b) { return min(a, b); }
+inline unsigned umax(unsigned a, unsigned b) { return max(a, b); }
+inline long long llmin(long long a, long long b) { return min(a, b); }
+inline long long llmax(long long a, long long b) { return max(a, b); }
+inline unsigned long long ullmin(unsigned long long a, unsigned long long b) { return min(a, b); }
+inline unsigned long long ullmax(unsigned long long a, unsigned long long b) { return max(a, b); }
+
+// Functions of double, with the overload for float and the function of float. Newer C libraries declare some of them.
 namespace emulator {
-inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
-inline double rsqrt(double x) { return 1.0 / sqrt(x); }
-inline float rsqrt(float x) { return rsqrtf(x); }
-inline float sinpif(float x) { return static_cast<float>(sin(3.14159265358979323846 * fmod(x, 2.0))); }
-inline float cospif(float x) { return static_cast<float>(cos(3.14159265358979323846 * fmod(x, 2.0))); }
+constexpr double kPi = 3.14159265358979323846;
+#define EMULATOR_UNARY(name, expression)                                                  \
+  inline double name(double x) { return expression; }                                     \
+  inline float name(float x) { return static_cast<float>(name(static_cast<double>(x))); } \
+  inline float name##f(float x) { return name(x); }
+EMULATOR_UNARY(rsqrt, 1.0 / ::sqrt(x))
+EMULATOR_UNARY(rcbrt, 1.0 / ::cbrt(x))
+EMULATOR_UNARY(sinpi, ::sin(kPi* ::fmod(x, 2.0)))
+EMULATOR_UNARY(cospi, ::cos(kPi* ::fmod(x, 2.0)))
+EMULATOR_UNARY(normcdf, 0.5 * ::erfc(-x * 0.70710678118654752440))
+EMULATOR_UNARY(cyl_bessel_i0, std::cyl_bessel_i(0.0, ::fabs(x)))
+EMULATOR_UNARY(cyl_bessel_i1, ::copysign(std::cyl_bessel_i(1.0, ::fabs(x)), x))
+EMULATOR_UNARY(erfcx, x < 25.0 ? ::exp(x * x) * ::erfc(x) : (1.0 - 0.5 / (x * x)) / (x * ::sqrt(kPi)))
+// Newton's method for log(erfc(result)) = log(x), from an estimate by Winitzki.
+inline double erfcinv_newton(double x) {
+  const double product = ::log(x * (2.0 - x)), half = 2.0 / (kPi * 0.147) + 0.5 * product;
+  double result = ::sqrt(::sqrt(half * half - product / 0.147) - half);
+  for (int i = 0; i < 4; ++i) {
+    const double value = ::erfc(result);
+    result += ::log(value / x) * value * 0.5 * ::sqrt(kPi) * ::exp(result * result);
+  }
+  return result;
+}
+EMULATOR_UNARY(erfcinv, x > 1.0   ? -erfcinv(2.0 - x)
+                        : x > 0.0 ? (x < 1.0 ? erfcinv_newton(x) : 0.0)
+                                  : (x < 0.0 ? NAN : 1.0 / x + x))
+inline double erfinv_newton(double x) {
+  double result = 0.5 * ::sqrt(kPi) * x;
+  for (int i = 0; i < 5; ++i) result -= (::erf(result) - x) * 0.5 * ::sqrt(kPi) * ::exp(result * result);
+  return result;
+}
+EMULATOR_UNARY(erfinv, ::fabs(x) < 0.5 ? erfinv_newton(x) : ::copysign(erfcinv(1.0 - ::fabs(x)), x))
+EMULATOR_UNARY(normcdfinv, -1.41421356237309504880 * erfcinv(2.0 * x))
+#undef EMULATOR_UNARY
+template <typename T, typename... Rest>
+T norm_of(T first, Rest... rest) {
+  double sum = static_cast<double>(first) * first;
+  ((sum += static_cast<double>(rest) * rest), ...);
+  return static_cast<T>(::sqrt(sum));
+}
+template <typename T>
+T norm_of_array(int count, const T* values) {
+  double sum = 0;
+  for (int i = 0; i < count; ++i) sum += static_cast<double>(values[i]) * values[i];
+  return static_cast<T>(::sqrt(sum));
+}
 }  // namespace emulator
-#define rsqrtf emulator::rsqrtf
+#define EMULATOR_NORM(T, suffix)                                                                       \
+  inline T rhypot##suffix(T x, T y) { return T(1) / emulator::norm_of(x, y); }                         \
+  inline T norm3d##suffix(T x, T y, T z) { return emulator::norm_of(x, y, z); }                        \
+  inline T norm4d##suffix(T x, T y, T z, T w) { return emulator::norm_of(x, y, z, w); }                \
+  inline T rnorm3d##suffix(T x, T y, T z) { return T(1) / emulator::norm_of(x, y, z); }                \
+  inline T rnorm4d##suffix(T x, T y, T z, T w) { return T(1) / emulator::norm_of(x, y, z, w); }        \
+  inline T norm##suffix(int count, const T* values) { return emulator::norm_of_array(count, values); } \
+  inline T rnorm##suffix(int count, const T* values) { return T(1) / emulator::norm_of_array(count, values); }
+EMULATOR_NORM(double, )
+EMULATOR_NORM(float, f)
+#undef EMULATOR_NORM
+#define EMULATOR_USE(name) \
+  using emulator::name;    \
+  using emulator::name##f;
+EMULATOR_USE(rcbrt)
+EMULATOR_USE(normcdf)
+EMULATOR_USE(cyl_bessel_i0)
+EMULATOR_USE(cyl_bessel_i1)
+EMULATOR_USE(erfcx)
+EMULATOR_USE(erfcinv)
+EMULATOR_USE(erfinv)
+EMULATOR_USE(normcdfinv)
+#undef EMULATOR_USE
+// Newer C libraries declare functions of these names.
 #define rsqrt emulator::rsqrt
+#define rsqrtf emulator::rsqrtf
+#define sinpi emulator::sinpi
 #define sinpif emulator::sinpif
+#define cospi emulator::cospi
 #define cospif emulator::cospif
-inline void sincospif(float x, float* sine, float* cosine) { *sine = sinpif(x), *cosine = cospif(x); }
-inline float normcdff(float x) { return 0.5f * erfcf(-x * 0.70710678118654752f); }
+inline float exp10(float x) { return exp10f(x); }
+inline float j0(float x) { return j0f(x); }
+inline float j1(float x) { return j1f(x); }
+inline float jn(int n, float x) { return jnf(n, x); }
+inline float y0(float x) { return y0f(x); }
+inline float y1(float x) { return y1f(x); }
+inline float yn(int n, float x) { return ynf(n, x); }
+inline void sincos(float x, float* sine, float* cosine) { sincosf(x, sine, cosine); }
+#define EMULATOR_SINCOSPI(T, name) \
+  inline void name(T x, T* sine, T* cosine) { *sine = sinpi(x), *cosine = cospi(x); }
+EMULATOR_SINCOSPI(double, sincospi)
+EMULATOR_SINCOSPI(float, sincospi)
+EMULATOR_SINCOSPI(float, sincospif)
+#undef EMULATOR_SINCOSPI
+inline double fdivide(double x, double y) { return x / y; }
+inline float fdividef(float x, float y) { return x / y; }
 #define EMULATOR_UNARY(name, expression) \
   inline float name(float x) { return expression; }
 EMULATOR_UNARY(__expf, expf(x))
@@ -48,10 +148,30 @@ inline float __fsub_rn(float x, float y) { return x - y; }
 inline float __fmul_rn(float x, float y) { return x * y; }
 inline float __fdiv_rn(float x, float y) { return x / y; }
 inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
-inline int __float2int_rn(float x) { return static_cast<int>(nearbyintf(x)); }
-inline int __float2int_rz(float x) { return static_cast<int>(x); }
-inline int __float2int_rd(float x) { return static_cast<int>(floorf(x)); }
-inline unsigned __float2uint_rn(float x) { return static_cast<unsigned>(nearbyintf(x)); }
+// Conversions round as the name says, and saturate; NaN becomes 0, and with 64 bits the smallest or largest value.
+namespace emulator {
+template <typename T>
+T saturated(double x) {
+  using Limits = std::numeric_limits<T>;
+  if (x != x) return sizeof(T) < 8 ? T{0} : std::is_signed_v<T> ? Limits::min() : Limits::max();
+  if (x <= static_cast<double>(Limits::min())) return Limits::min();
+  return x >= static_cast<double>(Limits::max()) ? Limits::max() : static_cast<T>(x);
+}
+}  // namespace emulator
+#define EMULATOR_TO_INTEGER(From, name, T)                                                 \
+  inline T __##From##2##name##_rn(From x) { return emulator::saturated<T>(nearbyint(x)); } \
+  inline T __##From##2##name##_rz(From x) { return emulator::saturated<T>(trunc(x)); }     \
+  inline T __##From##2##name##_ru(From x) { return emulator::saturated<T>(ceil(x)); }      \
+  inline T __##From##2##name##_rd(From x) { return emulator::saturated<T>(floor(x)); }
+EMULATOR_TO_INTEGER(float, int, int)
+EMULATOR_TO_INTEGER(float, uint, unsigned)
+EMULATOR_TO_INTEGER(float, ll, long long)
+EMULATOR_TO_INTEGER(float, ull, unsigned long long)
+EMULATOR_TO_INTEGER(double, int, int)
+EMULATOR_TO_INTEGER(double, uint, unsigned)
+EMULATOR_TO_INTEGER(double, ll, long long)
+EMULATOR_TO_INTEGER(double, ull, unsigned long long)
+#undef EMULATOR_TO_INTEGER
 inline float __int2float_rn(int x) { return static_cast<float>(x); }
 inline float __uint2float_rn(unsigned x) { return static_cast<float>(x); }
 inline float __uint_as_float(unsigned x) { return emulator::bits<float>(x); }

@@ -29,6 +29,7 @@ _HINT = (
     "keys of `openssl genpkey -algorithm ed25519` work as well"
 )
 _EXPECTED = "expected a key of Ed25519"
+BY_UNKNOWN_KEY = "not verified: by a key; name the signer's public key with --signer"
 
 PrivateKey = Ed25519PrivateKey
 
@@ -173,7 +174,7 @@ def signature_verdict(package: Path, signers: Signers) -> str:
         signers: The trusted signers.
 
     Returns:
-        `valid`, `none` without a signature, or the fault.
+        `valid`, `none` without a signature, `BY_UNKNOWN_KEY` without a key to verify it, or the fault.
     """
     if not (package / SIGNATURE).is_file():
         return "none"
@@ -183,7 +184,7 @@ def signature_verdict(package: Path, signers: Signers) -> str:
             return "not by one of the trusted keys"
         return _clients_verdict(package, signers.workflows)
     if not signers.keys:
-        return "by a key, but no key is trusted; name the signer's public key"
+        return BY_UNKNOWN_KEY
     try:
         signed = is_signed_by(bundle, (package / "metadata.json").read_bytes(), signers.keys)
     except OSError:

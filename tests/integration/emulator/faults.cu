@@ -140,6 +140,14 @@ const char* wrong_conversion() {
                       __float2half(0x1p-25f).x == 0 && __float2half(0x3p-25f).x == 2 &&
                       __float2half(65519.0f).x == 0x7bff && __float2half(65520.0f).x == 0x7c00 &&
                       __float2bfloat16(1.0f + 0x1p-8f).x == 0x3f80 && __float2bfloat16(1.0f + 0x3p-8f).x == 0x3f82;
+  if (abs(-1.75f) != 1.75f || min(NAN, 1.0f) != 1.0f || __float2uint_rn(-2.5f) != 0) return "overload";
+  const double roots[] = {erfinv(0.3) - 0.27246271472675443, erfcinv(1e-20) - 6.6015806223551430,
+                          erfcinvf(1.7f) + 0.7328691f,       normcdfinv(0.025) + 1.9599639845400543,
+                          erfcx(30.0) - 0.01879563616130149, rsqrtf(4.0f) - 0.5f,
+                          norm3df(2.0f, 3.0f, 6.0f) - 7.0f};
+  for (const double& difference : roots) {
+    if (!(fabs(difference) < 1e-6)) return "a function of double";
+  }
   return rounds && __byte_perm(0x33221100u, 0x77665544u, 0x7531u) == 0x77553311u ? nullptr : "rounding";
 }
 

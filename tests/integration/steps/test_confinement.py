@@ -146,3 +146,5 @@ def test_a_sandbox_shows_a_relative_path_of_python_at_its_place(
     monkeypatch.setattr(sys, "path", [".", *sys.path])
     assert str(tmp_path) in readable([])
     assert all(Path(path).is_absolute() for path in readable([]))
+    unknown = Path("/", "x" * 300)  # looking it up fails, as below a directory of another user
+    assert str(unknown) not in readable([unknown])

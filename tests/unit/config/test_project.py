@@ -206,6 +206,7 @@ def test_stable_abi_by_backend(home: Path) -> None:
         ("[torch]", '[torch]\ninclude = ["/usr"]', "[torch] include", "'/usr' is not a path inside", "relative to"),
         ('["cpu"]', "[]", "[general] backends", "is an empty array", 'backends = ["cpu", "cuda"]'),
         ('["cpu"]', '["cdua"]', "[general] backends", "'cdua' is not a backend", "did you mean `cuda`?"),
+        ('["cpu"]', '["mps"]', "[general] backends", "'mps' is not a backend", "did you mean `metal`?"),
         ("[torch]", "[torch]\nminver = 2.10", "[torch] minver", "expected a string, got a number", "in quotes"),
         ("[torch]", '[torch]\nminver = "2"\nmaxver = "1"', "[torch] minver", "no version is at least 2.0", "swap them"),
         ("[torch]", "[torch-noarch]\n[torch]", "", "got torch and torch-noarch", "keep one"),
@@ -238,6 +239,11 @@ def test_notices_are_in_the_warnings(home: Path) -> None:
     assert rest == [
         "[kernel.cuda] cuda-capabilities: no known CUDA compiles for 11.8; it is skipped",
     ]
+    limits = '[torch]\ncxx-flags = ["-mtune=generic", "-march=x86-64"]'
+    flags = MINIMAL.replace("[torch]", limits).replace("depends =", 'cxx-flags = ["-mavx512f"]\ndepends =', 1)
+    (home / "build.toml").write_text(flags)
+    (notice,) = read_project(home).warnings
+    assert "[kernel.relu] cxx-flags: on a processor without the instructions of -mavx512f" in notice
     (home / "build.toml").write_text(MINIMAL)
     assert read_project(home).warnings == ()
 
@@ -325,6 +331,7 @@ def test_hints_for_files_that_are_not_there(home: Path, tmp_path: Path) -> None:
     text = MINIMAL
     for old, new, hint in (
         ("relu.cpp", "kit/relu.cpp", "kit is a symbolic link that leads nowhere, as after `cp -r`"),
+        ("relu.cpp", "kit", "kit is a symbolic link that leads nowhere, as after `cp -r`"),
         ("relu.cpp", "third_party/x/a.cpp", "git submodule update --init third_party/x"),
     ):
         assert old in text

@@ -262,6 +262,10 @@ DECIDED_AT_RUN_TIME = {
         "os.environ['TORCH_CUDA_ARCH_LIST'] = '8.0;9.0+PTX'\n",
         (["8.0", "9.0+PTX"], ["a.cu"], []),
     ),
+    "flags and a list of architectures": (
+        "os.environ['TORCH_CUDA_ARCH_LIST'] = '8.0'\nflags = ['-gencode', 'arch=compute_90,code=sm_90']\n",
+        (["9.0"], ["a.cu"], []),
+    ),
     "a release of Torch": ("if torch.__version__ >= '2.9':\n    flags = ['-DNEW']\n", ([], ["a.cu"], ["-DNEW"])),
     "a class of the project": ("class Build(BuildExtension):\n    pass\n", ([], ["a.cu"], [])),
     "CUDA sources in a CppExtension": ("kind = CppExtension\n", ([], ["a.cu"], [])),

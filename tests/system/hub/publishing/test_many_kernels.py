@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from kernel_builder.config.variant import this_platform
-from kernel_builder.toolchain import Toolchains
 from tests.support.places import CPU, PROJECTS, ROOT
 from tests.support.running_hub import RunningHub
 from tests.unit.config.test_changed import commit, git
@@ -25,6 +24,14 @@ from .rehearsal import WORKFLOWS, Rehearsal, evaluate
 
 REPOSITORY = "org/kernels"
 OWNER = "kernels-community"
+TEST = """import os, kernels
+from pathlib import Path
+
+def test_load():
+    project = Path(__file__).parents[1]
+    assert kernels.get_local_kernel(project, backend="cpu")
+    Path(os.environ["KERNEL_BUILDER_CACHE"], f"tested-{project.name}").touch()
+"""
 
 
 def documented() -> list[str]:
@@ -91,13 +98,12 @@ class ManyKernels:
             (self.root / "kit").mkdir(exist_ok=True)
             (project / "scale" / "scale.h").replace(self.root / "kit" / "scale.h")
             (project / "scale" / "scale.h").symlink_to("../../kit/scale.h")
+            (project / "tests").mkdir(exist_ok=True)
+            (project / "tests" / "test_load.py").write_text(TEST)
         (self.root / "scripts").mkdir()  # no project
         git(self.root, "init", "--quiet")
-        (root / "cache").mkdir()
-        (root / "cache" / "toolchains").symlink_to(Toolchains().store.root, target_is_directory=True)
         self.environment = {
             **{key: value for key, value in hub.environment.items() if key not in {"HF_TOKEN", "HF_ENDPOINT"}},
-            "KERNEL_BUILDER_CACHE": str(root / "cache"),
             "GITHUB_API_URL": github.url,
             "GITHUB_REPOSITORY": REPOSITORY,
             "GITHUB_REF_NAME": "main",
@@ -150,6 +156,7 @@ def test_a_pull_request_and_its_merge_rehearsed(hub: RunningHub, github: Running
     assert kernels.build("pull_request", "build") == "one"
     artifacts = tmp_path / "artifacts"
     assert [path.name for path in artifacts.iterdir()] == ["packages-one-cpu-x86_64-linux"]
+    assert (tmp_path / "cache" / "tested-one").exists()
 
     # The merge publishes the project, and only that.
     merged = git(kernels.root, "rev-parse", "HEAD")
@@ -167,6 +174,14 @@ def test_a_pull_request_and_its_merge_rehearsed(hub: RunningHub, github: Running
     publishing.job("publish")
     assert f"build/{CPU}/metadata.json" in tree(hub, f"{OWNER}/one", "v1")
     assert not hub.api().repo_exists(f"{OWNER}/two", repo_type="kernel")
+
+    # One refused project, here without packages, keeps the others from being published.
+    commit(kernels.root, "one/CARD.md", "# one")
+    publishing.context["needs.build.outputs.projects"] = "one two"
+    before = tree(hub, f"{OWNER}/one", "main")
+    with pytest.raises(AssertionError, match="two/build"):
+        publishing.job("publish", only="Publish")
+    assert tree(hub, f"{OWNER}/one", "main") == before
 
 
 def test_the_projects_that_an_event_builds(hub: RunningHub, github: RunningGitHub, tmp_path: Path) -> None:

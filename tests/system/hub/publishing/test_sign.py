@@ -149,8 +149,10 @@ def test_a_users_key_signs_without_a_network(hub: RunningHub, doubling: Path, tm
         found = verify(f"{copied}@{branch}", endpoint=hub.url, signers=[f"{key}.pub"]).variants
         assert {v.signature for v in found if v.variant == variant} == {f"valid for another place: {REPO} v1 {CPU}"}
     api.delete_branch(REPO, branch="v2", repo_type="kernel")
-    assert verdicts() == {"by a key, but no key is trusted; name the signer's public key"}
-    assert not verify(REPO, endpoint=hub.url).ok
+    without_key = verify(REPO, endpoint=hub.url)
+    assert verdicts() == {"not verified: by a key; name the signer's public key with --signer"}
+    assert (without_key.ok, without_key.is_verified, without_key.as_dict()["ok"]) == (True, False, False)
+    assert not verify(REPO, endpoint=hub.url, require_signature=True).ok
     environment = {**hub.environment, "HTTPS_PROXY": "http://127.0.0.1:9"}  # no Sigstore
     done = run_builder(environment, "verify", REPO, "--signer", f"{key}.pub", "--require-signature")
     assert done.returncode == 0 and done.stdout.count("signature   valid") == 2, done.stdout + done.stderr

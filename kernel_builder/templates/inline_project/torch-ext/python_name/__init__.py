@@ -1,0 +1,5 @@
+"""The operators of $name."""
+
+from .op import $imported
+
+__all__ = [$names]
