@@ -43,7 +43,7 @@ class Workload(Benchmark):
 
     def trained(self, *inputs: torch.Tensor) -> "tuple[torch.Tensor, ...]":
         """Return the inputs that need a gradient."""
-        return inputs
+        return tuple(tensor for tensor in inputs if tensor.is_floating_point())
 
     def saved(self, *inputs: torch.Tensor) -> "tuple[torch.Tensor, ...]":
         """Return tensors as large as those that the backward pass reads, without the gradients of the results."""
