@@ -9,7 +9,7 @@
 # make arm64-python  a Python for aarch64 in .venv/arm64, which runs by qemu-user: a nightly test needs it (Debian, Ubuntu)
 # make gpu-test      the kernels' tests, on a machine with a GPU; CUDA_COMPILER=clang tests clang's binaries
 # make landlock-test the tests that depend on the sandbox, on Landlock where bubblewrap is installed as well
-# make nightly       attack the Hub server, and kill servers, builds and uploads at random moments (12 minutes)
+# make nightly       attack the Hub server, kill servers, builds and uploads, compile Triton kernels, and slow builds (20 minutes)
 # make newest-client the tests that depend on the Hub's client, with its newest release
 # make device-code   compile all device code with nvcc and clang, warnings as errors, and for ROCm (minutes)
 #
@@ -25,7 +25,7 @@ export PYTHONDONTWRITEBYTECODE =
 # Bytecode without columns loads faster: the tests import Torch some 300 times.
 export PYTHONNODEBUGRANGES = 1
 
-.PHONY: quickstart update check unit test all-tests newest-client packages arm64-python gpu-test landlock-test device-code nightly lint docs clean
+.PHONY: quickstart update check unit test all-tests bytecode newest-client packages arm64-python gpu-test landlock-test device-code nightly lint docs clean
 
 # The distributions, each after its dependencies.
 PACKAGES = packages/kernel-format packages/kernel-sandbox . packages/kernel-hub packages/kernel-judge
@@ -65,6 +65,11 @@ test: .venv/ready
 all-tests: .venv/ready
 	.venv/bin/python -m pytest -p xdist -p pytest_timeout -p tests.skips tests packages $(KERNELS:%=%/tests) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
+# Otherwise each of several test processes compiles the same tests and imports. Tests of kernels that are not built fail.
+bytecode: export PYTEST_DISABLE_PLUGIN_AUTOLOAD = 1
+bytecode: .venv/ready
+	.venv/bin/python -m pytest --collect-only -qq tests packages $(KERNELS:%=%/tests) >/dev/null 2>&1 || true
+
 packages: .venv/ready
 	.venv/bin/kernel-builder build $(KERNELS) --backend cpu
 
@@ -94,7 +99,9 @@ newest-client: .venv/ready
 	.venv/bin/python -m pytest -p tests.skips -n 2 packages/kernel-hub/tests/test_server_clients.py tests/unit/package tests/unit/hub tests/integration/checks tests/system/hub/publishing $(PYTEST)
 
 nightly: .venv/ready arm64-python
-	.venv/bin/python -m pytest -m nightly tests/nightly tests/system/platforms/test_arm.py $(PYTEST)
+	.venv/bin/python -m pytest -m nightly tests packages $(PYTEST)
+	.venv/bin/kernel-builder build tests/aot_kernels/moe_routing --no-load  # fetches Triton
+	.venv/bin/python -m pytest -m "not device_code" tests/integration/test_aot.py tests/system/hub/publishing/test_triton.py $(PYTEST)
 
 lint: .venv/ready
 	.venv/bin/ruff format --check .

@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import types
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,13 @@ class _Placeholder(types.ModuleType):
 
 
 class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds every module that no other finder has, apart from those of the author's package."""
+    """Finds every module that no other finder has, apart from those of some packages."""
 
-    def __init__(self, package: str) -> None:
-        self.package = package
+    def __init__(self, *packages: str) -> None:
+        self.packages = packages
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name.partition(".")[0] in (self.package, "triton"):
+        if name.partition(".")[0] in self.packages:
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
@@ -59,12 +60,12 @@ class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-def _import(directory: Path, package: str, module: str) -> Any:
+def import_module(directory: Path, package: str, module: str, compilers: Iterable[str]) -> Any:
     """Import a module of a package without running the package's `__init__.py`, which needs the compiled ops."""
     parent = types.ModuleType(package)
     parent.__path__ = [str(directory / package)]
     sys.modules[package] = parent
-    sys.meta_path.append(_Absent(package))
+    sys.meta_path.append(_Absent(package, *compilers))
     return importlib.import_module(module)
 
 
@@ -98,26 +99,27 @@ def _compile(module: Any, job: dict[str, Any], out: Path) -> dict[str, Any]:
         constexprs={(names.index(name),): value for name, value in constants.items() if signature[name] == "constexpr"},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in job["divisible"]},
     )
-    target = GPUTarget("cuda", job["capability"], 32)
-    kernel = triton.compile(source, target=target, options=job["options"])
-    if "vprintf" in kernel.asm["ptx"]:
+    kernel = triton.compile(source, target=GPUTarget(*job["target"]), options=job["options"])
+    image, text = ("hsaco", "llir") if job["target"][0] == "hip" else ("cubin", "ptx")
+    if "printf" in kernel.asm[text]:
         raise _Unsupported("tl.device_print", module)
-    out.with_suffix(".cubin").write_bytes(kernel.asm["cubin"])
-    out.with_suffix(".ptx").write_text(kernel.asm["ptx"])
+    out.with_suffix(".cubin").write_bytes(kernel.asm[image])
+    out.with_suffix(".ptx").write_text(kernel.asm[text])
     metadata = kernel.metadata
     return {
         "name": metadata.name,
         "shared": metadata.shared,
-        "threads": 32 * metadata.num_warps,
+        "threads": metadata.warp_size * metadata.num_warps,
         "scratch": getattr(metadata, "global_scratch_size", 0) or 0,
     }
 
 
-def _run(module: Any, jobs: list[dict[str, Any]], out: Path) -> None:
+def run(module: Any, jobs: list[dict[str, Any]], out: Path, compiled: Callable[..., dict[str, Any]]) -> None:
+    """Write the results of jobs, which a function compiles."""
     for job in jobs:
         file = out / str(job["number"])
         try:
-            result = _compile(module, job, file)
+            result = compiled(module, job, file)
         except BaseException as error:
             cause: Any = error
             while cause.__cause__ is not None:  # the innermost error is the one of the author's line
@@ -138,7 +140,7 @@ def main() -> None:
 
     out = Path("out")
     try:
-        module = _import(Path("src"), request["package"], request["module"])
+        module = import_module(Path("src"), request["package"], request["module"], ("triton",))
     except BaseException as error:
         (out / "error.json").write_text(json.dumps({"error": f"{type(error).__name__}: {error}"}))
         return
@@ -148,7 +150,7 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             try:
-                _run(module, request["jobs"][number::count], out)
+                run(module, request["jobs"][number::count], out, _compile)
             finally:
                 os._exit(0)
         children.append(child)

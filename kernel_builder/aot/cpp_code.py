@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from kernel_builder.aot.compiling import Cubin
@@ -18,7 +18,8 @@ _VALUES = {
     "u16": "uint16_t", "u32": "uint32_t", "u64": "uint64_t", "fp32": "float", "fp64": "double",
 }  # fmt: skip
 _WIDTH = 120
-_MAJOR = 100  # the first capability that only compilers of CUDA 13 are pinned for
+# Capabilities that only compilers of CUDA 13 are pinned for. The numbers of AMD's architectures are larger.
+_NEWER = range(100, 0x900)
 
 
 def binding(project: str, ops: Sequence[Op]) -> str:
@@ -47,18 +48,27 @@ def binding(project: str, ops: Sequence[Op]) -> str:
     return "\n".join(parts) + "\n"
 
 
-def launcher(op: Op, source: str) -> str:
-    """Return the function of an op, which checks, allocates, chooses a compiled kernel and launches it."""
+def launcher(
+    op: Op, source: str, table: str = "aot::Kernel {}_kernels[]", launched: Iterable[str] | None = None
+) -> str:
+    """Return the function of an op, which checks, allocates, chooses a compiled kernel and launches it.
+
+    Args:
+        table: The declaration of the compiled kernels.
+        launched: The statements that launch a kernel of the table, after those that choose `config`; None for Triton's.
+    """
+    header = "launch.h" if launched is None else "cute.h"
+    body = [*_prepared(op), *(_launched(op) if launched is None else launched), *_returned(op)]
     lines = [
         f"// The op {op.name}: {op.kernel} of {source}. kernel-builder made this file of aot.toml.",
-        '#include "aot/launch.h"',
+        f'#include "aot/{header}"',
         "",
         "using torch::stable::Tensor;",
         "",
-        f"extern aot::Kernel {op.name}_kernels[];",
+        f"extern {table.format(op.name)};",
         "",
         f"{_result(op)} {op.name}({_parameters(op)}) {{",
-        *(wrapped for line in _body(op) for wrapped in _wrapped(f"  {line}".rstrip())),
+        *(part for line in body for part in wrapped(f"  {line}".rstrip())),
         "}",
     ]
     return "\n".join(lines) + "\n"
@@ -67,14 +77,14 @@ def launcher(op: Op, source: str) -> str:
 def images(op: Op, cubins: Sequence[Sequence[Cubin]]) -> str:
     """Return the table of an op's compiled kernels, with the machine code."""
     lines = [
-        f"// The machine code of {op.kernel}, from Triton. kernel-builder made this file of aot.toml.",
+        f"// The machine code of {op.kernel}. kernel-builder made this file of aot.toml.",
         '#include "aot/images.h"',
         "",
         "namespace {",
         "",
     ]
     names: dict[bytes, str] = {}
-    newer = {cubin.image for cubin in chain(*cubins) if cubin.capability >= _MAJOR}
+    newer = {cubin.image for cubin in chain(*cubins) if cubin.capability in _NEWER}
     for cubin in chain(*cubins):
         if cubin.image not in names:
             names[cubin.image] = f"image_{len(names)}"
@@ -85,7 +95,7 @@ def images(op: Op, cubins: Sequence[Sequence[Cubin]]) -> str:
         for cubin in row:
             is_ptx = str(cubin.is_ptx).lower()
             values = [cubin.capability, is_ptx, names[cubin.image], cubin.shared, cubin.scratch]
-            lines += _guarded([f"    {{{', '.join(map(str, values))}}},"], cubin.capability >= _MAJOR)
+            lines += _guarded([f"    {{{', '.join(map(str, values))}}},"], cubin.capability in _NEWER)
         lines += ["};"]
     lines += ["", "}  // namespace", "", f"aot::Kernel {op.name}_kernels[] = {{"]
     for number, row in enumerate(cubins):
@@ -95,7 +105,7 @@ def images(op: Op, cubins: Sequence[Sequence[Cubin]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _wrapped(line: str) -> Iterator[str]:
+def wrapped(line: str) -> Iterator[str]:
     """Yield a line in parts of at most 120 characters, broken after commas and before operators outside of strings."""
     while len(line) > _WIDTH:
         breaks = [
@@ -133,7 +143,7 @@ def _parameters(op: Op) -> str:
     return ", ".join(f"{_TYPES[parameter.kind]} {parameter.name}" for parameter in op.parameters)
 
 
-def _body(op: Op) -> Iterator[str]:
+def _prepared(op: Op) -> Iterator[str]:
     tensors = [parameter for parameter in op.parameters if parameter.kind == "Tensor"]
     first = tensors[0].name
     yield from _checks(op, tensors)
@@ -150,20 +160,18 @@ def _body(op: Op) -> Iterator[str]:
     yield from _values(op)
     yield ""
     yield from _configs(op)
+
+
+def _launched(op: Op) -> Iterator[str]:
+    first = first_tensor(op)
     addresses = []
     for argument in op.arguments:
         if argument.type != "1":
-            yield from _stored(op, argument)
-            if argument.is_divisible:
-                checked, value = (
-                    (f"{argument.name}_value", "") if argument.is_tensor else (argument.name, argument.name)
-                )
-                text = f"the address of {argument.value.python}" if argument.is_tensor else argument.value.python
-                yield f'aot::require(aot::divisible({checked}), "{text} to be divisible by 16", {{{value}}});'
+            yield from stored(op, argument)
             value = f"&{argument.name}_value"
             narrow = f"wide ? static_cast<void*>({value}) : &{argument.name}_narrow"
             addresses.append(narrow if argument.type == "int" else value)
-    index = f"dtype * {len(op.configs)} + config" if len(op.dtypes) > 1 else "config"
+    index = configuration(op)
     if op.hints[1:]:
         yield f"int hints = {len(op.hints) - 1};"
         for number in reversed(range(len(op.hints) - 1)):
@@ -177,9 +185,22 @@ def _body(op: Op) -> Iterator[str]:
         index = f"({index}) * 2 + (wide ? 1 : 0)"
     yield f"void* arguments[] = {{{', '.join([*addresses, 'nullptr', 'nullptr'])}}};"
     yield f"aot::launch({op.name}_kernels[{index}], {first}, grid[0], grid[1], grid[2], arguments);"
+
+
+def _returned(op: Op) -> Iterator[str]:
     if op.results:
         names = ", ".join(output.name for output in op.outputs)
         yield f"return {names};" if op.results == 1 else f"return {{{names}}};"
+
+
+def first_tensor(op: Op) -> str:
+    """Return the argument whose device and stream the op uses."""
+    return next(parameter.name for parameter in op.parameters if parameter.kind == "Tensor")
+
+
+def configuration(op: Op) -> str:
+    """Return the position of the call's dtype and row in the table of compiled kernels."""
+    return f"dtype * {len(op.configs)} + config" if len(op.dtypes) > 1 else "config"
 
 
 def _checks(op: Op, tensors: Sequence[Parameter]) -> Iterator[str]:
@@ -238,7 +259,8 @@ def _configs(op: Op) -> Iterator[str]:
     constants = {name for config in op.configs for name in (*op.constants, *config.constants)}
     common = len(shared) == 1 and not any(_uses(op.grids[0], name) for name in constants)
     sizes = ", ".join([*next(iter(shared)), "1", "1"][:3]) if common else "1, 1, 1"
-    yield f"{'const ' if common else ''}int64_t grid[3] = {{{sizes}}};"
+    if any(op.grids):
+        yield f"{'const ' if common else ''}int64_t grid[3] = {{{sizes}}};"
     branch = ""
     for number, (config, grid) in enumerate(zip(op.configs, op.grids, strict=True)):
         if config.when:
@@ -268,8 +290,8 @@ def _uses(grid: Sequence[Expression], name: str) -> bool:
     return any(re.search(rf"\b{name}\b", size.cpp) for size in grid)
 
 
-def _stored(op: Op, argument: Argument) -> Iterator[str]:
-    """Yield the variables that the kernel's arguments point to."""
+def stored(op: Op, argument: Argument) -> Iterator[str]:
+    """Yield the variable that an argument of the kernel points to, and the check of its alignment."""
     name = f"{argument.name}_value"
     if argument.is_tensor:
         tensor = argument.value.cpp
@@ -283,3 +305,7 @@ def _stored(op: Op, argument: Argument) -> Iterator[str]:
         yield f"int32_t {argument.name}_narrow = static_cast<int32_t>({argument.name});"
     else:
         yield f"{_VALUES[argument.type]} {name} = static_cast<{_VALUES[argument.type]}>({argument.name});"
+    if argument.is_divisible:
+        checked, value = (name, "") if argument.is_tensor else (argument.name, argument.name)
+        text = f"the address of {argument.value.python}" if argument.is_tensor else argument.value.python
+        yield f'aot::require(aot::divisible({checked}), "{text} to be divisible by 16", {{{value}}});'

@@ -148,8 +148,11 @@ def variants(op: Op) -> Iterator[Variant]:
                     yield Variant(op, config, signature, constants, divisible, label)
 
 
-def read_ops(project: Project) -> tuple[Op, ...]:
+def read_ops(project: Project, reader: type[Reader] | None = None) -> tuple[Op, ...]:
     """Return the ops that a project's aot.toml declares.
+
+    Args:
+        reader: The class that reads the tables of the project's language; None for Triton's.
 
     Raises:
         ConfigError: If a table does not fit its kernel, or has an expression that is none.
@@ -161,17 +164,30 @@ def read_ops(project: Project) -> tuple[Op, ...]:
     except (SyntaxError, UnicodeDecodeError) as error:
         raise ConfigError(f"is not Python: {error}", where=str(source)) from error
     functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
-    return tuple(_Reader(project.root, source, functions, name, table).read() for name, table in tables["op"].items())
+    kind = reader or Reader
+    return tuple(kind(project.root, source, functions, name, table).read() for name, table in tables["op"].items())
 
 
-class _Reader:
-    """Reads one op's table."""
+class Reader:
+    """Reads one op's table.
+
+    Attributes:
+        options: The options of rows, and their defaults.
+        passed: Constexpr -> the expression that the launch function passes for it.
+        sizes: The names of tensors' sizes, which rows may set.
+        supplied: The parameters of the kernel that are neither arguments nor constants.
+    """
+
+    options: Mapping[str, int] = OPTIONS
+    sizes: Sequence[str] = ()
+    supplied: Sequence[str] = ()
 
     def __init__(
         self, root: Path, source: Path, functions: Mapping[str, ast.FunctionDef], name: str, table: Mapping[str, Any]
     ) -> None:
         self.file, self.source, self.functions, self.name = str(root / aot_toml.FILE), source, functions, name
         self.table = dict(table)
+        self.passed: dict[str, str] = {}
 
     def read(self) -> Op:
         table = self.table
@@ -182,6 +198,7 @@ class _Reader:
         derived = launch_function.read(self.source, self.name) if missing else {}
         for key in missing:
             table[key] = derived[key]
+        self.passed |= derived.get("passed", {})
         self.scope: dict[str, str] = {}
         parameters = self.parameters()
         self.scope |= {parameter.name: parameter.kind for parameter in parameters}
@@ -191,7 +208,7 @@ class _Reader:
         values = {argument.name: argument.value.kind for argument in arguments if not argument.is_tensor}
         scope = {**values, **self.scope}
         constants = {**derived.get("constants", {}), **table.get("constants", {})}
-        configs = tuple(self.configs(scope, constants, derived.get("passed", {})))
+        configs = tuple(self.configs(scope, constants))
         requires = [*derived.get("requires", ()), *table.get("requires", ())]
         grids = []
         for config in configs:
@@ -272,6 +289,8 @@ class _Reader:
             if name in self.table["arguments"]:
                 value = translate(self.table["arguments"][name], self.scope, self.where("arguments"))
                 kind, _, divisor = types.get(name, _DEFAULT_TYPES.get(value.kind, "")).partition(":")
+                if "[" in kind:
+                    raise self.error("types", f"{name} has sizes, as tensors of CuTe DSL", "remove them")
                 if kind.startswith("*") != (value.kind == "Tensor") or not kind:
                     raise self.error(
                         "types", f"{name} is {kind}, and its value is a {value.kind}", "correct one of them"
@@ -280,22 +299,20 @@ class _Reader:
                     raise self.error("dtypes", f"{name} has the type {kind}, and no dtypes are listed", "list them")
                 yield Argument(name, value, kind, bool(divisor))
 
-    def configs(
-        self, scope: Mapping[str, str], constants: Mapping[str, Any], passed: Mapping[str, str]
-    ) -> Iterator[Config]:
+    def configs(self, scope: Mapping[str, str], constants: Mapping[str, Any]) -> Iterator[Config]:
         """Yield the rows. A row also needs the values that the launch function passes on as they are, such as flags."""
         kernel = self.functions[self.table["kernel"]]
         names = [parameter.arg for parameter in kernel.args.args]
         optional = set(names[len(names) - len(kernel.args.defaults) :])
         for row in self.table.get("config", ({},)):
             values = {name: value for name, value in row.items() if name != "when"}
-            options = {**OPTIONS, **{name: constants[name] for name in OPTIONS if name in constants}}
-            options |= {name: values.pop(name) for name in OPTIONS if name in values}
+            options = {**self.options, **{name: constants[name] for name in self.options if name in constants}}
+            options |= {name: values.pop(name) for name in self.options if name in values}
             for name in values:
-                if name not in names:
-                    hint = f"it has {', '.join(names)}; options are when and {', '.join(OPTIONS)}"
+                if name not in (*names, *self.sizes):
+                    hint = f"it has {', '.join(names)}; options are {', '.join(('when', *self.options))}"
                     raise self.error("config", f"{name} is neither a parameter of {kernel.name} nor an option", hint)
-            known = {*values, *constants, *self.table["arguments"]}
+            known = {*values, *constants, *self.table["arguments"], *self.supplied}
             if missing := [name for name in names if name not in known and name not in optional]:
                 raise self.error(
                     "config",
@@ -303,7 +320,8 @@ class _Reader:
                     "list the values to compile in rows of `config`, or give one in `constants`",
                 )
             tests = [f"({row['when']})"] if "when" in row else []
-            tests += [f"{text} == {values[name]}" for name, text in passed.items() if name in values and is_plain(text)]
+            passed = {name: text for name, text in self.passed.items() if name in values and is_plain(text)}
+            tests += [f"{text} == {values[name]}" for name, text in passed.items()]
             when = translate(" and ".join(tests), scope, self.where("config")) if tests else None
             yield Config(when, values, options)
 

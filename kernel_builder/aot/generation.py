@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -19,12 +20,13 @@ from typing import Any
 import tomlkit
 
 from kernel_builder import toml_file
-from kernel_builder.aot import cpp_code, python_code
-from kernel_builder.aot.compiling import Cubin, compile_all, triton
+from kernel_builder.aot import cpp_code, cute_code, python_code
+from kernel_builder.aot.compiling import TRITON, arch_number, compile_all, compiled
+from kernel_builder.aot.cute_declaration import CuteOp, CuteReader
 from kernel_builder.aot.declaration import Op, read_ops, variants
-from kernel_builder.backends.cuda.releases import capabilities, capability_key
+from kernel_builder.backends import CompiledBackend
 from kernel_builder.config import aot_toml, build_toml, editions, offered
-from kernel_builder.config.project import Project
+from kernel_builder.config.project import Backend, Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.toml_schema import TomlPlace
 from kernel_builder.config.variant import this_platform
@@ -35,11 +37,14 @@ from kernel_builder.toolchain import Toolchains
 from kernel_builder.toolchain.store import Store
 
 _TEMPLATES = Path(__file__).parents[1] / "templates/aot"
-_HEADERS = ("images.h", "launch.h")
+_HEADERS = ("driver.h", "images.h", "launch.h")
+_IMPORTS_CUTE = re.compile(r"^(import|from) (cutlass|cuda)\b", re.MULTILINE)
 
 
-def generate(project: Project, toolchains: Toolchains, mode: SandboxMode, jobs: int | None = None) -> Project:
-    """Return the project that the binary packages of a project are built of.
+def generate(
+    project: Project, backend: Backend, toolchains: Toolchains, mode: SandboxMode, jobs: int | None = None
+) -> Project:
+    """Return the project that the binary packages of a project for CUDA or ROCm are built of.
 
     Args:
         mode: Whether Triton runs in a sandbox; see `confinement`.
@@ -49,30 +54,43 @@ def generate(project: Project, toolchains: Toolchains, mode: SandboxMode, jobs: 
         ConfigError: If aot.toml does not fit the kernels, or a kernel does not compile.
         FetchError, StoreError, ToolchainError: If Triton cannot be fetched, stored or run.
     """
-    ops = read_ops(project)
-    archs = _capabilities(project)
-    name = _digest(project, archs, toolchains)[:32]
+    language = cute_code.CUTE_DSL if _is_cute(project) else TRITON
+    ops = read_ops(project, CuteReader if _is_cute(project) else None)
+    archs = _archs(project, backend)
+    component = language.component(aot_toml.read(project.root))
+    name = _digest(project, archs, toolchains, component)[:32]
 
     def fill(directory: Path) -> None:
         listed = [variant for op in ops for variant in variants(op)]
-        cubins = compile_all(project, listed, archs, toolchains, mode, jobs)
-        _write(project, ops, cubins, archs, directory)
+        kernels: Sequence[Any]
+        if language is TRITON:
+            kernels = compile_all(project, listed, archs, toolchains, mode, jobs)
+        else:
+            kernels = compiled(project, language, listed, archs, toolchains, mode, jobs)
+        _write(project, ops, kernels, backend, archs, directory)
 
     store = Store(toolchains.cache / "generated", Silent())
-    root = store.obtain(name, f"kernels of {project.name} compiled by Triton", lambda _, directory: fill(directory))
+    root = store.obtain(
+        name, f"kernels of {project.name} compiled by {language.title}", lambda _, directory: fill(directory)
+    )
     os.utime(root.parent)
     store.clear(before=time.time() - KEEP_SECONDS)
     made = read_project(root)
     return replace(made, hub_repo_id=project.hub_repo_id, renamed=project.renamed)
 
 
-def _capabilities(project: Project) -> list[str]:
-    """Return the capabilities that one of the CUDA releases of the project's packages has, ascending."""
+def _is_cute(project: Project) -> bool:
+    return aot_toml.read(project.root).get("language") == "cute-dsl"
+
+
+def _archs(project: Project, backend: Backend) -> list[str]:
+    """Return the architectures that one of the releases of the project's packages has, ascending."""
     assert project.ahead_of_time is not None
-    (kernel,) = project.ahead_of_time.kernels
-    releases = {variant.release for variant in offered.variants(project.ahead_of_time)}
-    every = {each for release in releases if release for each in capabilities(kernel, release, this_platform())}
-    return sorted(every, key=capability_key)
+    kernels = [kernel for kernel in project.ahead_of_time.kernels if kernel.backend is backend]
+    releases = {each.release for each in offered.variants(project.ahead_of_time) if each.backend is backend}
+    assert isinstance(backend, CompiledBackend)
+    every = {arch for release in releases for arch in backend.archs(kernels, release, this_platform())}
+    return sorted(every, key=arch_number)
 
 
 def write(generated: Project, directory: Path) -> None:
@@ -82,9 +100,8 @@ def write(generated: Project, directory: Path) -> None:
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
-def _digest(project: Project, archs: Sequence[str], toolchains: Toolchains) -> str:
+def _digest(project: Project, archs: Sequence[str], toolchains: Toolchains, component: str) -> str:
     inputs: list[Any] = [project.name, project.version, archs]
-    component = triton(aot_toml.read(project.root))
     inputs.append(sorted((platform, tree.identity) for platform, tree in toolchains.lock.get(component, {}).items()))
     here = Path(__file__).parent
     own = [*here.glob("*.py"), *_TEMPLATES.iterdir()]
@@ -97,49 +114,55 @@ def _digest(project: Project, archs: Sequence[str], toolchains: Toolchains) -> s
 def _write(
     project: Project,
     ops: Sequence[Op],
-    cubins: Sequence[tuple[Cubin, ...]],
+    kernels: Sequence[Any],
+    backend: Backend,
     archs: Sequence[str],
     directory: Path,
 ) -> None:
     source = Path(aot_toml.read(project.root)["source"])
     package = directory / "torch-ext" / project.python_name
     for name, path in project.python_files:
+        if _is_cute(project) and _IMPORTS_CUTE.search(path.read_text(encoding="utf-8")):
+            continue  # of kernels, which are compiled
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, package / name)
     text = (project.root / source).read_text(encoding="utf-8")
     (directory / source).write_text(python_code.module(ops, text, source.as_posix(), len(source.parts) - 2))
     code = directory / "aot"
     code.mkdir()
-    for name in _HEADERS:
+    headers = (*_HEADERS, "cute.h") if _is_cute(project) else _HEADERS
+    for name in headers:
         shutil.copyfile(_TEMPLATES / name, code / name)
     sources = {"binding.cpp": cpp_code.binding(project.name, ops)}
-    remaining = iter(cubins)
+    remaining = iter(kernels)
     for op in ops:
         own = [next(remaining) for _ in variants(op)]
+        if isinstance(op, CuteOp):
+            sources |= cute_code.sources(op, own, source.as_posix())
+            continue
         sources[f"{op.name}.cpp"] = cpp_code.launcher(op, source.as_posix())
         sources[f"{op.name}_cubins.cpp"] = cpp_code.images(op, own)
     for name, content in sources.items():
         (code / name).write_text(content, encoding="utf-8")
-    files = [f"aot/{name}" for name in (*_HEADERS, *sources)]
-    (directory / build_toml.FILE).write_text(_build_toml(project, files, archs), encoding="utf-8")
+    files = [f"aot/{name}" for name in (*headers, *sources)]
+    (directory / build_toml.FILE).write_text(_build_toml(project, files, backend.name, archs), encoding="utf-8")
 
 
-def _build_toml(project: Project, files: Sequence[str], archs: Sequence[str]) -> str:
+def _build_toml(project: Project, files: Sequence[str], backend: str, archs: Sequence[str]) -> str:
     where = str(project.root / build_toml.FILE)
     document, _ = editions.as_current(toml_file.read(project.root / build_toml.FILE), TomlPlace(where))
     general: Mapping[str, Any] = document["general"]
-    backends = ("cuda",)
-    kept = {name: value for name, value in general.items() if not isinstance(value, dict) or name in ("hub", *backends)}
+    kept = {name: value for name, value in general.items() if not isinstance(value, dict) or name in ("hub", backend)}
     framework = {key: value for key, value in document["torch-noarch"].items() if key == "pyext"}
     kernel = {
-        "language": "cpp-cuda",
-        "cuda-capabilities": list(archs),
+        "language": f"cpp-{backend}",
+        {"cuda": "cuda-capabilities", "rocm": "rocm-archs"}[backend]: list(archs),
         "depends": ["torch"],
         "include": ["."],
         "src": list(files),
     }
     made = {
-        "general": {**kept, "edition": 6, "backends": list(backends)},
+        "general": {**kept, "edition": 6, "backends": [backend]},
         "torch": {**framework, "stable-abi": str(aot_toml.STABLE_ABI), "src": []},
         "kernel": {project.python_name: kernel},
     }

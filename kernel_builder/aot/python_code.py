@@ -21,7 +21,7 @@ from {dots}_ops import add_op_namespace_prefix, ops
 
 
 def _refuse(*arguments: object, **options: object) -> None:
-    raise NotImplementedError("these kernels are for CUDA, and the tensors are on the CPU: move them to the GPU")
+    raise NotImplementedError("these kernels are for GPUs, and the tensors are on the CPU: move them to the GPU")
 '''
 _FUNCTIONS = {
     "cdiv": "def cdiv(a: int, b: int) -> int:\n    return -(-a // b)\n",
@@ -41,8 +41,9 @@ def module(ops: Sequence[Op], text: str, source: str, depth: int) -> str:
     declared = {op.name for op in ops}
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     for node in tree.body:
-        jit = isinstance(node, ast.FunctionDef) and "jit" in " ".join(map(ast.unparse, node.decorator_list))
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not jit and node.name not in declared:
+        decorators = " ".join(map(ast.unparse, node.decorator_list)) if isinstance(node, ast.FunctionDef) else ""
+        kept = "jit" in decorators or "cute.kernel" in decorators
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not kept and node.name not in declared:
             raise ConfigError(
                 f"{node.name} is neither a kernel nor an op of aot.toml, and binary packages have no such module",
                 where=f"{source}:{node.lineno}",

@@ -1,7 +1,7 @@
 """Reads aot.toml, beside the build.toml of a Python-only project: the ops that its Triton kernels are compiled to.
 
-Such a project offers two kinds of packages: its Python files for every back end, and binaries for CUDA, which have
-neither Triton nor its compiler. `kernel_builder.aot` makes the project that the binaries are built of.
+Such a project offers two kinds of packages: its Python files for every back end, and binaries for CUDA and ROCm, which
+have neither Triton nor its compiler. `kernel_builder.aot` makes the project that the binaries are built of.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder import toml_file
-from kernel_builder.config import known_backends
 from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch
 from kernel_builder.config.toml_schema import SchemaReader, TomlPlace
 from kernel_format.errors import ConfigError
@@ -59,17 +58,23 @@ def compiled(project: Project) -> Project | None:
             where=str(path),
             hint="move the Triton kernels into a Python-only project of their own, or remove the file",
         )
-    cuda = known_backends.get("cuda")
-    if cuda not in project.backends:
+    tables = read(project.root)
+    names = ("cuda",) if tables.get("language") == "cute-dsl" else ("cuda", "rocm")
+    backends = tuple(backend for backend in project.backends if backend.name in names)
+    if not backends:
         raise ConfigError(
-            "Triton kernels are compiled for CUDA, which `backends` in build.toml lacks",
+            f"its kernels are compiled for {' and '.join(names)}, and `backends` in build.toml has none of them",
             where=str(path),
             hint='add "cuda" to `backends`',
         )
-    capabilities = tuple(read(project.root).get("capabilities", CAPABILITIES))
+    capabilities = tuple(tables.get("capabilities", CAPABILITIES))
+    archs = project.framework.rocm_archs
     return replace(
         project,
-        backends=(cuda,),
-        framework=TorchFramework(pyext=project.framework.pyext, stable_abi={cuda: STABLE_ABI}),
-        kernels=(Kernel(project.python_name, cuda, (), (), cuda_capabilities=capabilities),),
+        backends=backends,
+        framework=TorchFramework(pyext=project.framework.pyext, stable_abi=dict.fromkeys(backends, STABLE_ABI)),
+        kernels=tuple(
+            Kernel(project.python_name, backend, (), (), cuda_capabilities=capabilities, rocm_archs=archs)
+            for backend in backends
+        ),
     )

@@ -25,6 +25,7 @@ class Matrix:
         tvm_ffi: The release of TVM FFI that projects without Torch are compiled for.
         component: Components of toolchains, as in the tables of back ends.
         triton: The releases of Triton, and their files.
+        cute_dsl: The same of CuTe DSL.
     """
 
     hub_releases: int
@@ -35,6 +36,7 @@ class Matrix:
     tvm_ffi: Release
     component: Mapping[str, Any]
     triton: Mapping[str, Any]
+    cute_dsl: Mapping[str, Any]
 
 
 @lru_cache(maxsize=1)
@@ -50,6 +52,7 @@ def load() -> Matrix:
         tvm_ffi=Release.parse(data["tvm-ffi"]["release"]),
         component=data["component"],
         triton=data["triton"],
+        cute_dsl=data["cute-dsl"],
     )
 
 

@@ -25,8 +25,8 @@ def deviation(result: torch.Tensor, exact: torch.Tensor) -> Deviation:
     """Return how far `result` is from `exact`.
 
     Args:
-        result: The result under test, of any shape and floating-point dtype.
-        exact: The same result computed in float64, of the same shape.
+        result: The result under test, of any shape and dtype.
+        exact: The same result computed in float64, of the same shape. Integers and booleans stay.
 
     Returns:
         Infinite values if the shapes differ, or if `result` is not finite where `exact` is.
@@ -35,15 +35,17 @@ def deviation(result: torch.Tensor, exact: torch.Tensor) -> Deviation:
         return Deviation(math.inf, math.inf)
     if result.numel() == 0:
         return Deviation(0.0, 0.0)
+    exact = exact.double()
     difference = result.double() - exact
     norm, largest = exact.norm().item(), exact.abs().max().item()
     error_norm, largest_error = difference.norm().item(), difference.abs().max().item()
     if not (math.isfinite(error_norm) and math.isfinite(largest_error)):
         return Deviation(math.inf, math.inf)
     tiny = torch.finfo(torch.float64).tiny
+    eps = torch.finfo(result.dtype).eps if result.is_floating_point() else 1.0
     return Deviation(
         relative=error_norm / max(norm, tiny),
-        ulps=largest_error / max(largest, tiny) / torch.finfo(result.dtype).eps,
+        ulps=largest_error / max(largest, tiny) / eps,
     )
 
 

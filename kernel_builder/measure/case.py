@@ -34,7 +34,7 @@ class Case:
     Attributes:
         inputs: The inputs of the call, on the workload's device and of its dtype.
         trained: The inputs that get a gradient; empty in a forward pass.
-        grads: The gradients of the results, of their shapes; empty in a forward pass.
+        grads: The gradients of the floating-point results, of their shapes; empty in a forward pass.
         result_sizes: The bytes of each result, without gradients.
     """
 
@@ -52,7 +52,7 @@ class Case:
         """Make the gradients of the results; `results` has their shapes and dtypes."""
         self.result_sizes = {result.numel() * result.element_size() for result in results}
         if self.passes != "forward":
-            self.grads = [torch.rand_like(result.detach()) for result in results]
+            self.grads = [torch.rand_like(result.detach()) for result in differentiable(results)]
 
     def restore(self, given: Tensors) -> None:
         """Restore the values of the inputs: some peers write gradients over them."""
@@ -76,7 +76,7 @@ class Case:
         for tensor in trained:
             tensor.requires_grad_()
         results = tensors(function(*inputs))
-        gradients = torch.autograd.grad(results, trained, grads)
+        gradients = torch.autograd.grad(differentiable(results), trained, grads)
         return [*(result.detach() for result in results), *gradients] if self.passes != "backward" else [*gradients]
 
     def call(self, function: Function) -> Call:
@@ -84,8 +84,10 @@ class Case:
         if self.passes == "forward":
             return lambda: function(*self.inputs)
         if self.passes == "forward + backward":
-            return lambda: torch.autograd.grad(tensors(function(*self.inputs)), self.trained, self.grads)
-        results = tensors(function(*self.inputs))
+            return lambda: torch.autograd.grad(
+                differentiable(tensors(function(*self.inputs))), self.trained, self.grads
+            )
+        results = differentiable(tensors(function(*self.inputs)))
         return lambda: torch.autograd.grad(results, self.trained, self.grads, retain_graph=True)
 
     def moved(self, results: Tensors) -> int:
@@ -101,13 +103,18 @@ class Case:
         saved = self.workload.saved(*self.inputs)
         if self.passes == "backward":
             return size([*saved, *self.grads, *results])
-        forward, backward = results[: len(self.grads)], results[len(self.grads) :]
+        forward, backward = results[: -len(self.trained)], results[-len(self.trained) :]
         return size([*self.inputs, *forward]) + size([*saved, *self.grads, *backward])
 
 
 def tensors(result: Any) -> Tensors:
     """Return the tensors of a result as a sequence."""
     return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+
+def differentiable(results: Tensors) -> Tensors:
+    """Return the results that get a gradient: those of a floating-point dtype."""
+    return [result for result in results if result.is_floating_point()]
 
 
 def size(tensors: Iterable[torch.Tensor]) -> int:

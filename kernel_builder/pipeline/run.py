@@ -156,7 +156,8 @@ class _Run:
     selections: tuple[Selection, ...]
     failures: list[FailedVariant]
     outcome: Outcome = field(default_factory=Outcome)
-    generated: dict[Path, Project] = field(default_factory=dict)  # by the author's project
+    # By the author's project and the back end.
+    generated: dict[tuple[Path, str], Project] = field(default_factory=dict)
     # The sandbox of the `steps` and of the `load` check; None for no sandbox, or if nothing ran.
     sandbox: Mapping[str, str | None] = field(default_factory=lambda: {"steps": None, "load": None})
 
@@ -194,13 +195,18 @@ class _Run:
         """Plan a variant. The binaries of a Python-only project are those of a generated one."""
         if project.ahead_of_time is None or isinstance(variant.framework, Noarch):
             return plan([(project, [variant])], self.toolchains).variants
-        generated = self.generated.get(project.root)
+        key = (project.root, variant.backend.name)
+        generated = self.generated.get(key)
         if generated is None:
-            self.progress.say(f"{project.name}: compiling Triton kernels, if they are not in the cache")
-            generated = generation.generate(project, self.toolchains, self.request.sandbox, self.request.jobs)
-            self.generated[project.root] = generated
+            title = f"{project.name} for {variant.backend.title}"
+            self.progress.say(f"{title}: compiling its kernels ahead of time, if they are not in the cache")
+            generated = generation.generate(
+                project, variant.backend, self.toolchains, self.request.sandbox, self.request.jobs
+            )
+            self.generated[key] = generated
             if self.request.keep_generated:
-                generation.write(generated, self.request.keep_generated / project.name)
+                name = project.name if variant.backend.name == "cuda" else f"{project.name}-{variant.backend.name}"
+                generation.write(generated, self.request.keep_generated / name)
         sources = recorded_sources.record_ahead_of_time(project)
         planned = plan([(generated, [variant])], self.toolchains).variants
         return [replace(each, sources=sources) for each in planned]

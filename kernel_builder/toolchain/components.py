@@ -18,7 +18,7 @@ from kernel_format.release import Release
 from kernel_format.variant import TvmFfiAbi
 
 TORCH_PREFIX = "torch/include/"
-TRITON_PREFIX = "triton-"
+TRITON_PREFIX, CUTE_DSL_PREFIX = "triton-", "cute-dsl-"
 # All headers, and the headers of the stable ABI with every header that they include.
 _TORCH_SUBSETS: Mapping[Subset, tuple[str, ...]] = {
     "stable": (
@@ -120,6 +120,20 @@ def triton(release: str, python: str) -> str:
     return f"{TRITON_PREFIX}{release}-{python}"
 
 
+def of_cute_dsl(table: Mapping[str, Any]) -> Iterator[Component]:
+    """Yield CuTe DSL's releases, with the packages that they import, for each release of Python."""
+    for release in table["releases"]:
+        for python in table["pythons"]:
+            files = [
+                _file({**file, "prefix": "", "file": file["file"].format(release=release, python=python)}, None)
+                for file in table["files"]
+            ]
+            title = f"CuTe DSL {release} for Python 3.{python[3:]}"
+            yield Component(
+                name=f"{CUTE_DSL_PREFIX}{release}-{python}", title=title, version=release, files=tuple(files)
+            )
+
+
 def torch_headers(release: Release, subset: Subset) -> str:
     """Return the name of the component with the headers of a Torch release."""
     return f"torch-{release}-{subset}"
@@ -136,4 +150,5 @@ def known() -> dict[str, Component]:
     tables.append({"component": dependencies.known()})
     every = [component for table in tables for component in in_table(table)]
     every += [*of_torch(matrix.torch_releases()), *of_triton(matrix.load().triton)]
+    every += of_cute_dsl(matrix.load().cute_dsl)
     return {component.name: component for component in every}

@@ -22,7 +22,7 @@ from kernel_builder.probe_cache import ProbeCache
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.toolchain import archives, host_compiler, lock, stub_libraries
 from kernel_builder.toolchain import dependencies as header_libraries
-from kernel_builder.toolchain.components import TRITON_PREFIX, torch_headers
+from kernel_builder.toolchain.components import CUTE_DSL_PREFIX, TRITON_PREFIX, torch_headers
 from kernel_builder.toolchain.lock import Lock, Tree
 from kernel_builder.toolchain.store import Store
 from kernel_format.cache_directory import default_cache
@@ -220,11 +220,12 @@ class Toolchains:
         return stub_libraries.Sysroot(root, compiler.platform)
 
     def pinned(self, platform: str | None = None) -> list[Tree]:
-        """Return every tree of the lock for builds on this machine, by default for its own platform, but Triton.
+        """Return every tree of the lock for builds on this machine, by default for its own platform.
 
-        Of another platform these are its Torch headers; the compilers are those that run here.
+        Triton and CuTe DSL are left out. Of another platform these are its Torch headers; the compilers are those that
+        run here.
         """
-        names = [name for name in self.lock if not name.startswith(TRITON_PREFIX)]
+        names = [name for name in self.lock if not name.startswith((TRITON_PREFIX, CUTE_DSL_PREFIX))]
         trees = (self._tree(name, platform if name.startswith("torch-") else None) for name in names)
         return [tree for tree in trees if tree]
 

@@ -9,11 +9,11 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "kit/gpu_shims.h"
 #include "kit/rows.h"
@@ -232,21 +232,11 @@ inline Tensor allocate(IntHeaderOnlyArrayRef sizes, int32_t dtype, const Tensor&
 }
 
 // The sizes of a tensor, with another last one.
-class SizesWithLast {
- public:
-  SizesWithLast(const Tensor& tensor, const char* argument, int64_t last) : dims_(tensor.dim()) {
-    const auto sizes = tensor.sizes();
-    if (dims_ > kMostDims) fail(argument, "must have at most " + std::to_string(kMostDims) + " dimensions");
-    std::copy(sizes.begin(), sizes.end(), sizes_);
-    sizes_[dims_ - 1] = last;
-  }
-
-  operator IntHeaderOnlyArrayRef() const { return {sizes_, dims_}; }
-
- private:
-  int64_t sizes_[kMostDims];
-  size_t dims_;
-};
+inline std::vector<int64_t> sizes_with_last(const Tensor& tensor, int64_t last) {
+  std::vector<int64_t> sizes(tensor.sizes().begin(), tensor.sizes().end());
+  sizes.back() = last;
+  return sizes;
+}
 
 inline Tensor allocate_like(const Tensor& tensor) { return allocate(tensor.sizes(), dtype(tensor), tensor); }
 

@@ -5,6 +5,8 @@ kernel-builder benchmark DIR     checks results against float64; compares with o
                                  with cold caches
 """
 
+from importlib import import_module
+from operator import attrgetter
 from typing import Any, Callable, ClassVar
 
 import torch
@@ -41,7 +43,7 @@ class Workload(Benchmark):
 
     def trained(self, *inputs: torch.Tensor) -> "tuple[torch.Tensor, ...]":
         """Return the inputs that need a gradient."""
-        return inputs
+        return tuple(tensor for tensor in inputs if tensor.is_floating_point())
 
     def saved(self, *inputs: torch.Tensor) -> "tuple[torch.Tensor, ...]":
         """Return tensors as large as those that the backward pass reads, without the gradients of the results."""
@@ -71,6 +73,16 @@ class Workload(Benchmark):
         if passes == "forward":
             return results[0]
         return torch.autograd.grad(results, self.trained(*self._inputs), self._grads)[0]
+
+
+def peer(module: str, function: str, *options: Any, **named_options: Any) -> Callable[[], Callable[..., Any]]:
+    """Return an entry of `peers`: a function of a module, which is called with the tensors and then the options."""
+
+    def load() -> Callable[..., Any]:
+        loaded = attrgetter(function)(import_module(module))
+        return lambda *tensors: loaded(*tensors, *options, **named_options)
+
+    return load
 
 
 def results_of(result: Any) -> "tuple[torch.Tensor, ...]":

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from kernels.variants import parse_variant, resolve_variants
 
-from kernel_builder.aot.compiling import triton
+from kernel_builder.backends.rocm import NOT_RUN, ROCM
 from kernel_builder.cli import main
-from kernel_builder.toolchain import Toolchains
 from kernel_format.cache_directory import default_cache
-from tests.support.places import CPU, CUDA
+from tests.support.places import CUDA
+from tests.support.triton_store import require_triton
 from tests.unit.aot.test_declaration import AOT, KERNELS, project
 
 NOARCH = "torch-cuda"
@@ -25,12 +24,7 @@ NOARCH = "torch-cuda"
 
 @pytest.fixture(scope="module", autouse=True)
 def _triton() -> None:
-    tools = Toolchains()
-    tree = tools.lock[triton({})]["any"]
-    if tools.store.find(tree.name) is None:
-        pytest.skip(
-            "Triton is not in the toolchain store: kernel-builder build of a project with an aot.toml fetches it"
-        )
+    require_triton()
 
 
 def build(directory: Path, *options: str, capability: str = "9.0") -> dict[str, Any]:
@@ -55,12 +49,6 @@ def test_the_binary_package_has_no_triton(built: Path) -> None:
     (library,) = package.glob("*.so")
     assert b"libcuda.so" not in library.read_bytes()
     assert json.loads((package / "metadata.json").read_text())["backend"]["archs"] == ["9.0"]
-
-
-def test_the_client_prefers_binaries_to_python() -> None:
-    names = ["torch-cpu", CPU]
-    variants, _ = resolve_variants([parse_variant(name) for name in names], backend="cpu")
-    assert [variant.variant_str for variant in variants] == names[::-1]
 
 
 def test_two_builds_give_the_same_bytes(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +100,26 @@ def test_a_capability_with_too_little_shared_memory_is_named(tmp_path: Path) -> 
     (failure,) = build(project(tmp_path / "p", aot, kernels).root, capability="8.6")["failures"]
     (error,) = failure["errors"]
     assert "for capability 8.6 needs 114688 bytes of shared memory, and a block has 101376" in error["message"]
-    assert "leave the capability out of `capabilities`" in error["hint"]
+    assert "leave 8.6 out of `capabilities` in aot.toml" in error["hint"]
+
+
+@pytest.mark.nightly
+def test_the_same_source_is_compiled_for_every_architecture_of_rocm(tmp_path: Path) -> None:
+    root = project(tmp_path / "p", re.sub("divisible = .*", "", AOT.replace(', "float32"', ""))).root
+    text = (root / "build.toml").read_text().replace('["cuda"]', '["cuda", "rocm"]')
+    (root / "build.toml").write_text(f"{text}rocm_archs = {json.dumps(ROCM.known_archs())}\n")
+    variant = "torch-stable-abi210-rocm72-x86_64-linux"
+    command = ["build", str(root), "--variant", variant, "--no-load", "--json"]
+    answer = json.loads(CliRunner().invoke(main, command).stdout)
+    assert [package["variant"] for package in answer["packages"]] == [variant], answer
+    package = root / "build" / variant
+    metadata = json.loads((package / "metadata.json").read_text())
+    assert metadata["backend"]["archs"] == ROCM.known_archs()
+    assert metadata["provenance"]["status"] == NOT_RUN
+    (library,) = package.glob("*.so")
+    targets = re.findall(rb"amdgcn-amd-amdhsa--(gfx\w+)", library.read_bytes())
+    assert {target.decode() for target in targets} == set(ROCM.known_archs())
+    assert "import triton" not in (package / "kernels.py").read_text()
 
 
 def test_a_link_in_place_of_machine_code_is_never_followed(tmp_path: Path) -> None:

@@ -96,6 +96,20 @@ def test_the_example_of_the_page() -> None:
     exec(ON_CPU, {})
 
 
+def test_the_table_of_the_page_turns_a_source_of_load_inline_into_its_example() -> None:
+    before = """
+torch::Tensor scale(const torch::Tensor& x, double factor) {
+  torch::Tensor y = torch::empty_like(x);
+  scale_kernel<<<(x.numel() + 255) / 256, 256, 0, at::cuda::getCurrentCUDAStream()>>>(
+      x.data_ptr<float>(), y.data_ptr<float>(), factor, x.numel());
+  return y;
+}"""
+    for old, new in re.findall(r"^\| (`.*) \| (`.*) \|$", PAGE, re.MULTILINE):
+        for name, replacement in zip(re.findall("`(.*?)`", old), re.findall("`(.*?)`", new), strict=True):
+            before = before.replace(name, replacement)
+    assert before in ON_CUDA
+
+
 def test_a_project_is_created_from_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CUDA source of the page compiles, and its command creates a project."""
     (source,) = re.findall(r'load\(\s*r"""(.*?)"""', ON_CUDA, re.DOTALL)

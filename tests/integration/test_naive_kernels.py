@@ -8,7 +8,7 @@ from kernel_builder.cli import main
 from tests.support.places import ROOT
 
 PROJECTS = sorted(path.parent for path in ROOT.glob("kernels/*/naive/build.toml"))
-MOST_LINES = 80
+MOST_LINES = 120  # with the binding
 
 
 def test_every_kernel_has_one_in_one_short_file() -> None:

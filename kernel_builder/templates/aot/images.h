@@ -1,19 +1,29 @@
 // The machine code of kernels.
 #pragma once
 
+#ifdef USE_ROCM
+#include <hip/hip_runtime_api.h>
+#else
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#endif
 
 #include <atomic>
 #include <cstdint>
 
 namespace aot {
 
+#ifdef USE_ROCM
+using Function = hipFunction_t;
+#else
+using Function = CUkernel;
+#endif
+
 constexpr int kDevices = 64;
 
-// A cubin of a kernel, or PTX for GPUs from a capability on.
+// Machine code of a kernel, or PTX for GPUs from a capability on.
 struct Image {
-  int capability;  // 90 for 9.0
+  int capability;  // 90 for 9.0, and 0x942 for gfx942
   bool is_ptx;
   const void* data;
   unsigned shared;  // bytes of shared memory
@@ -23,12 +33,12 @@ struct Image {
 // A kernel in all its images, which are ascending by capability.
 struct Kernel {
   const char* name;
-  unsigned threads;
+  unsigned threads;  // of a block; 0 if host code of CuTe DSL configures launches
   const Image* images;
   int count;
   // For each device: the image and the loaded kernel; null before the first launch there.
   const Image* chosen[kDevices];
-  std::atomic<CUkernel> loaded[kDevices];
+  std::atomic<Function> loaded[kDevices];
 };
 
 }  // namespace aot

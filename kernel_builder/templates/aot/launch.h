@@ -1,10 +1,8 @@
 // Launches kernels that Triton compiled ahead of time, and checks tensors on Torch's stable ABI.
 //
-// The driver is called through the runtime, so that the library does not need libcuda to load. Nothing is loaded before
-// the first launch on a device.
+// Nothing is loaded before the first launch on a device.
 #pragma once
 
-#include <cuda_runtime_api.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
@@ -13,24 +11,20 @@
 
 #include <cstdint>
 #include <initializer_list>
-#include <mutex>
-#include <stdexcept>
 #include <string>
 #include <tuple>
 
-#include "aot/images.h"
+#include "aot/driver.h"
+
+#ifdef USE_ROCM
+// shim.h declares it for CUDA only; Torch for ROCm has it, too.
+extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
+#endif
 
 namespace aot {
 
 using torch::stable::Tensor;
 using Device = torch::stable::accelerator::DeviceGuard;
-
-// The prefix of error messages, in binding.cpp.
-extern const char* const kProject;
-
-[[noreturn]] inline void fail(const std::string& problem) {
-  throw std::runtime_error(std::string(kProject) + ": " + problem);
-}
 
 // Expressions, as in Python.
 inline int64_t floor_div(int64_t a, int64_t b) {
@@ -157,97 +151,6 @@ inline Tensor allocate_like(const Tensor& tensor, const char* name, int32_t code
   return allocate(sizes.data(), sizes.size(), code, tensor, zeros);
 }
 
-// The functions of the driver.
-struct Driver {
-  decltype(&cuGetErrorString) error_string;
-  decltype(&cuLibraryLoadData) load;
-  decltype(&cuLibraryGetKernel) get_kernel;
-  decltype(&cuKernelSetAttribute) set_attribute;
-  decltype(&cuLaunchKernel) launch;
-};
-
-template <class Function>
-void find(Function* function, const char* name) {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result;
-  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
-  if (error != cudaSuccess || found == nullptr) fail(std::string("the driver has no ") + name + ": CUDA 12 is needed");
-  *function = reinterpret_cast<Function>(found);
-}
-
-inline const Driver& driver() {
-  static const Driver functions = [] {
-    Driver all;
-    find(&all.error_string, "cuGetErrorString");
-    find(&all.load, "cuLibraryLoadData");
-    find(&all.get_kernel, "cuLibraryGetKernel");
-    find(&all.set_attribute, "cuKernelSetAttribute");
-    find(&all.launch, "cuLaunchKernel");
-    return all;
-  }();
-  return functions;
-}
-
-inline void check(CUresult error, const char* name) {
-  if (error == CUDA_SUCCESS) return;
-  const char* text = nullptr;
-  driver().error_string(error, &text);
-  fail(std::string(name) + ": " + (text != nullptr ? text : "CUDA error " + std::to_string(error)));
-}
-
-// Returns the capability of a device, as 90 for 9.0.
-inline int capability_of(int device) {
-  int major = 0, minor = 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  return 10 * major + minor;
-}
-
-inline const Image& choose(const Kernel& kernel, int device) {
-  const int capability = capability_of(device);
-  const Image* best = nullptr;
-  std::string known;
-  for (const Image* image = kernel.images; image != kernel.images + kernel.count; ++image) {
-    // Code for 8.0 also runs on later 8.x; from 9.0 on it runs on its own capability alone.
-    const bool runs = image->is_ptx ? image->capability <= capability
-                                    : image->capability == capability ||
-                                          (image->capability < 90 && image->capability / 10 == capability / 10 &&
-                                           image->capability < capability);
-    if (runs && (best == nullptr || !image->is_ptx)) best = image;
-    const std::string number = std::to_string(image->capability);
-    known += (known.empty() ? "" : ", ") + number.substr(0, number.size() - 1) + "." + number.back();
-    if (image->is_ptx) known += "+PTX";
-  }
-  if (best != nullptr) return *best;
-  const std::string number = std::to_string(capability);
-  fail(std::string("there is no code for this GPU of capability ") + number.substr(0, number.size() - 1) + "." +
-       number.back() + "; this package has " + known);
-}
-
-inline CUkernel load(Kernel& kernel, int device) {
-  static std::mutex mutex;
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (CUkernel known = kernel.loaded[device].load(std::memory_order_acquire)) return known;
-  const Image& image = choose(kernel, device);
-  CUkernel function = nullptr;
-  for (int other = 0; other < kDevices && function == nullptr; ++other) {
-    if (kernel.chosen[other] == &image) function = kernel.loaded[other].load(std::memory_order_relaxed);
-  }
-  if (function == nullptr) {
-    CUlibrary library;
-    check(driver().load(&library, image.data, nullptr, nullptr, 0, nullptr, nullptr, 0), kernel.name);
-    check(driver().get_kernel(&function, library, kernel.name), kernel.name);
-  }
-  if (image.shared > 48 * 1024) {
-    check(driver().set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(image.shared),
-                                 function, device),
-          kernel.name);
-  }
-  kernel.chosen[device] = &image;
-  kernel.loaded[device].store(function, std::memory_order_release);
-  return function;
-}
-
 // Launches a kernel on the current stream of a tensor's device, which is the current one. `arguments` are pointers to
 // the kernel's arguments, with two places for Triton's own at the end.
 template <size_t kCount>
@@ -256,7 +159,7 @@ void launch(Kernel& kernel, const Tensor& beside, int64_t x, int64_t y, int64_t 
   if (y > 65535 || z > 65535) fail("the grid has more than 65535 blocks in its second or third dimension");
   const int device = beside.get_device_index();
   if (device >= kDevices) fail("a machine with more than 64 GPUs");
-  CUkernel function = kernel.loaded[device].load(std::memory_order_acquire);
+  Function function = kernel.loaded[device].load(std::memory_order_acquire);
   if (function == nullptr) function = load(kernel, device);
   const Image& image = *kernel.chosen[device];
   void* scratch = nullptr;
@@ -270,17 +173,9 @@ void launch(Kernel& kernel, const Tensor& beside, int64_t x, int64_t y, int64_t 
   arguments[kCount - 1] = &profile;
   void* stream;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
-  const auto attempt = [&] {
-    return driver().launch(reinterpret_cast<CUfunction>(function), int32(x, "the grid"), static_cast<unsigned>(y),
-                           static_cast<unsigned>(z), kernel.threads, 1, 1, image.shared, static_cast<CUstream>(stream),
-                           arguments, nullptr);
-  };
-  CUresult error = attempt();
-  if (error == CUDA_ERROR_INVALID_CONTEXT) {  // a new thread has no context before its first call of the runtime
-    cudaSetDevice(device);
-    error = attempt();
-  }
-  check(error, kernel.name);
+  const unsigned grid[] = {static_cast<unsigned>(int32(x, "the grid")), static_cast<unsigned>(y),
+                           static_cast<unsigned>(z)};
+  start(kernel, function, device, grid, image.shared, stream, arguments);
 }
 
 }  // namespace aot

@@ -5,7 +5,10 @@ from pathlib import Path
 import torch
 from kernels import get_local_kernel
 
-device = "cuda" if "cuda" in ${backends} and torch.cuda.is_available() else "cpu"
+backends = ${backends}
+device = "cuda" if "cuda" in backends and torch.cuda.is_available() else "cpu"
+if device not in backends:
+    raise SystemExit(f"this kernel is for {' and '.join(backends)}, and Torch {torch.__version__} finds no such device here")
 kernel = get_local_kernel(Path(__file__).resolve().parent, backend=device)
 
 x = torch.randn(2, 4, device=device, requires_grad=True)

@@ -25,12 +25,16 @@ CPU = [(2, 256, 1152), (1, 256, 3072)]
 SHAPES = {name: {"cuda": BLOCKS + OTHERS, "cpu": CPU} for name in ("forward", "backward")}
 
 
-def block(batch, tokens, hidden, device, dtype):
-    """Return the inputs of a transformer block, in which shift, scale and gate are slices of one tensor."""
-    x, branch = torch.randn(2, batch, tokens, hidden, device=device).mul(0.25).to(dtype)
-    table = torch.rand(batch, 1, 6, hidden, device=device).mul(0.05).sub(0.8).to(dtype)
-    shift, scale, gate = (part.detach() for part in table.unbind(2)[:3])
-    return x, branch, gate, scale, shift
+class Block:
+    """A transformer block, in which shift, scale and gate are slices of one tensor."""
+
+    small = (1, 8, 1024)
+
+    def inputs(self, batch, tokens, hidden):
+        x, branch = torch.randn(2, batch, tokens, hidden, device=self.device).mul(0.25).to(self.dtype)
+        table = torch.rand(batch, 1, 6, hidden, device=self.device).mul(0.05).sub(0.8).to(self.dtype)
+        shift, scale, gate = (part.detach() for part in table.unbind(2)[:3])
+        return x, branch, gate, scale, shift
 
 
 def wide(x):
@@ -62,13 +66,13 @@ def liger_ada_rms_norm():
 ADA_RMS_NORM_PEERS = {"liger": liger_ada_rms_norm}
 
 
-class AdaLayerNorm(Workload):
+class AdaLayerNorm(Block, Workload):
     title = "ada_layer_norm"
     shapes = SHAPES
-    small = (1, 8, 1024)
+    eager = staticmethod(layer_norm)
 
-    def inputs(self, batch, tokens, hidden):
-        x, _, _, scale, shift = block(batch, tokens, hidden, self.device, self.dtype)
+    def inputs(self, *shape):
+        x, _, _, scale, shift = super().inputs(*shape)
         return x, scale, shift
 
     def ours(self, x, scale, shift):
@@ -77,53 +81,40 @@ class AdaLayerNorm(Workload):
     def naive(self, x, scale, shift):
         return self.naive_kernel.ada_layer_norm(x, scale, shift, EPS)
 
-    def eager(self, x, scale, shift):
-        return layer_norm(x, scale, shift)
 
-
-class AdaRMSNorm(Workload):
+class AdaRMSNorm(Block, Workload):
     title = "ada_rms_norm"
     shapes = SHAPES
-    small = (1, 8, 1024)
     peers = ADA_RMS_NORM_PEERS
+    eager = staticmethod(rms_norm)
 
-    def inputs(self, batch, tokens, hidden):
-        x, _, _, scale, shift = block(batch, tokens, hidden, self.device, self.dtype)
-        weight = torch.rand(hidden, device=self.device).to(self.dtype)
+    def inputs(self, *shape):
+        x, _, _, scale, shift = super().inputs(*shape)
+        weight = torch.rand(shape[-1], device=self.device).to(self.dtype)
         return x, weight, scale, shift
 
     def ours(self, x, weight, scale, shift):
         return self.kernel.ada_rms_norm(x, scale, shift, weight, eps=EPS)
 
-    def eager(self, x, weight, scale, shift):
-        return rms_norm(x, weight, scale, shift)
 
-
-class GateResidual(Workload):
+class GateResidual(Block, Workload):
     title = "gate_residual"
     shapes = SHAPES
-    small = (1, 8, 1024)
+    eager = staticmethod(gated)
 
-    def inputs(self, batch, tokens, hidden):
-        return block(batch, tokens, hidden, self.device, self.dtype)[:3]
+    def inputs(self, *shape):
+        return super().inputs(*shape)[:3]
 
     def ours(self, residual, branch, gate):
         return self.kernel.gate_residual(residual, branch, gate)
-
-    def eager(self, residual, branch, gate):
-        return gated(residual, branch, gate)
 
     def saved(self, residual, branch, gate):
         return branch, gate
 
 
-class GateResidualAdaNorm(Workload):
+class GateResidualAdaNorm(Block, Workload):
     title = "gate_residual_ada_norm"
     shapes = SHAPES
-    small = (1, 8, 1024)
-
-    def inputs(self, batch, tokens, hidden):
-        return block(batch, tokens, hidden, self.device, self.dtype)
 
     def ours(self, residual, branch, gate, scale, shift):
         return self.kernel.gate_residual_ada_norm(residual, branch, gate, scale, shift, eps=EPS)
@@ -140,15 +131,14 @@ WAN_SHAPES, LTX_SHAPES = (
 )
 
 
-class AddAdaNorm(Workload):
+class AddAdaNorm(Block, Workload):
     """A sum without gate and a LayerNorm that is modulated in float32, as in Wan."""
 
     title = "add_ada_norm"
     shapes = WAN_SHAPES
-    small = (1, 8, 1024)
 
-    def inputs(self, batch, tokens, hidden):
-        residual, branch, _, scale, shift = block(batch, tokens, hidden, self.device, self.dtype)
+    def inputs(self, *shape):
+        residual, branch, _, scale, shift = super().inputs(*shape)
         return residual, branch, wide(scale), wide(shift)
 
     def ours(self, residual, branch, scale, shift):
@@ -162,15 +152,15 @@ class AddAdaNorm(Workload):
         return residual, scale
 
 
-class AddAdaRMSNorm(Workload):
+class AddAdaRMSNorm(Block, Workload):
     """A sum without gate and an RMSNorm that is modulated in the dtype of the rows, as in LTX-Video."""
 
     title = "add_ada_norm, rms"
     shapes = LTX_SHAPES
-    small = (1, 8, 1024)
+    saved = AddAdaNorm.saved
 
-    def inputs(self, batch, tokens, hidden):
-        residual, branch, _, scale, shift = block(batch, tokens, hidden, self.device, self.dtype)
+    def inputs(self, *shape):
+        residual, branch, _, scale, shift = super().inputs(*shape)
         return residual, branch, scale, shift
 
     def ours(self, residual, branch, scale, shift):
@@ -180,6 +170,3 @@ class AddAdaRMSNorm(Workload):
         total = residual + branch
         normed = wide(total) * torch.rsqrt(wide(total).square().mean(-1, keepdim=True) + EPS)
         return total, normed.to(total.dtype) * (1 + scale) + shift
-
-    def saved(self, residual, branch, scale, shift):
-        return residual, scale

@@ -15,9 +15,14 @@
 // column, so that neighbouring threads load neighbouring elements. An element of x is read three times and one of
 // normed is written once; the later reads of x, and those of scale and shift, usually hit a cache.
 #include "kit/launch.cuh"
+#include "kit/tensors.h"
+#include "registration.h"
 
-namespace naive {
+const char* const kit::kProject = "adaln-naive";
+
 namespace {
+
+using namespace kit;
 
 constexpr int kThreads = 256;
 
@@ -58,17 +63,37 @@ __global__ void ada_layer_norm_kernel(const T* x, const T* scale, const T* shift
   }
 }
 
-}  // namespace
-
-// Launches on the current device and returns a cudaError_t. `type` is the dtype of all tensors.
-int ada_layer_norm(kit::Type type, const void* x, const void* scale, const void* shift, void* normed, int64_t samples,
-                   int64_t tokens, int64_t hidden, int64_t modulation_stride, float eps, void* stream) {
-  return kit::dispatch_dtype(type, [&](auto tag) {
+Tensor ada_layer_norm(Tensor x, Tensor scale, Tensor shift, double eps) {
+  check_backend(x, "x");
+  if (x.dim() != 3) fail("x", "must have three dimensions: samples, tokens, elements");
+  const int64_t samples = x.size(0), tokens = x.size(1), hidden = x.size(2), sizes[] = {samples, 1, hidden};
+  check_dtype(scale, "scale", x);
+  check_shape(scale, "scale", {sizes, 3});
+  check_like(shift, "shift", scale, "scale");
+  if (!adjacent(scale) || !shift.strides().equals(scale.strides())) fail("shift", "must have the strides of scale");
+  const auto device = enter(x);
+  x = torch::stable::contiguous(x);
+  Tensor normed = allocate_like(x);
+  if (x.numel() == 0) return normed;
+  check(dispatch_dtype(element_type(x, "x"), [&](auto tag) {
     using T = typename decltype(tag)::Element;
-    ada_layer_norm_kernel<<<static_cast<unsigned>(samples * tokens), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-        static_cast<const T*>(x), static_cast<const T*>(scale), static_cast<const T*>(shift), static_cast<T*>(normed),
-        tokens, hidden, modulation_stride, eps);
-  });
+    ada_layer_norm_kernel<<<static_cast<unsigned>(samples * tokens), kThreads, 0,
+                            static_cast<cudaStream_t>(current_stream(x))>>>(
+        static_cast<const T*>(x.const_data_ptr()), static_cast<const T*>(scale.const_data_ptr()),
+        static_cast<const T*>(shift.const_data_ptr()), static_cast<T*>(normed.mutable_data_ptr()), tokens, hidden,
+        scale.stride(0), static_cast<float>(eps));
+  }));
+  return normed;
 }
 
-}  // namespace naive
+}  // namespace
+
+STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
+  ops.def("ada_layer_norm(Tensor x, Tensor scale, Tensor shift, float eps) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
+  ops.impl("ada_layer_norm", TORCH_BOX(&ada_layer_norm));
+}
+
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

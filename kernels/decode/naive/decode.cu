@@ -10,9 +10,14 @@
 // One thread computes one output of a linear layer or one head of attention, and reads a whole row of weights or all
 // tokens. A fast kernel lets neighbouring threads read neighbouring elements, once for all rows of x or heads.
 #include "kit/launch.cuh"
+#include "kit/tensors.h"
+#include "registration.h"
 
-namespace naive {
+const char* const kit::kProject = "decode-naive";
+
 namespace {
+
+using namespace kit;
 
 constexpr int kThreads = 128, kMostElements = 256;
 
@@ -53,27 +58,60 @@ __global__ void attention_kernel(const T* query, const T* key, const T* value, T
   for (int64_t i = 0; i < elements; ++i) out[head * elements + i] = static_cast<T>(sums[i] / total);
 }
 
+void check_contiguous(const Tensor& tensor, const char* argument, int64_t dims) {
+  check_backend(tensor, argument);
+  if (tensor.dim() != dims || !tensor.is_contiguous() || tensor.numel() == 0) {
+    fail(argument, "must be contiguous, with " + std::to_string(dims) + " dimensions");
+  }
+}
+
+Tensor linear(Tensor x, Tensor weight, MaybeTensor up) {
+  check_contiguous(x, "x", 2);
+  check_contiguous(weight, "weight", 2);
+  if (up.has_value()) check_like(*up, "up", weight, "weight");
+  const auto device = enter(x);
+  const int64_t rows = x.size(0), outputs = weight.size(0), sizes[] = {rows, outputs};
+  Tensor out = allocate({sizes, 2}, dtype(x), x);
+  check(dispatch_dtype(element_type(x, "x"), [&](auto tag) {
+    using T = typename decltype(tag)::Element;
+    linear_kernel<<<(rows * outputs + kThreads - 1) / kThreads, kThreads, 0,
+                    static_cast<cudaStream_t>(current_stream(x))>>>(
+        static_cast<const T*>(x.const_data_ptr()), static_cast<const T*>(weight.const_data_ptr()),
+        static_cast<const T*>(up.has_value() ? up->const_data_ptr() : nullptr), static_cast<T*>(out.mutable_data_ptr()),
+        rows, x.size(1), outputs);
+  }));
+  return out;
+}
+
+Tensor attention(Tensor query, Tensor key, Tensor value, double scale) {
+  check_contiguous(query, "query", 4);
+  check_contiguous(key, "key", 4);
+  check_contiguous(value, "value", 4);
+  if (query.size(3) > kMostElements) fail("query", "must have at most 256 elements per head");
+  const auto device = enter(query);
+  const int64_t sizes[] = {query.size(0), 1, query.size(1), query.size(3)}, heads = query.size(0) * query.size(1);
+  Tensor out = allocate({sizes, 4}, dtype(query), query);
+  check(dispatch_dtype(element_type(query, "query"), [&](auto tag) {
+    using T = typename decltype(tag)::Element;
+    attention_kernel<<<(heads + kThreads - 1) / kThreads, kThreads, 0,
+                       static_cast<cudaStream_t>(current_stream(query))>>>(
+        static_cast<const T*>(query.const_data_ptr()), static_cast<const T*>(key.const_data_ptr()),
+        static_cast<const T*>(value.const_data_ptr()), static_cast<T*>(out.mutable_data_ptr()), heads,
+        query.size(1) / key.size(1), key.size(2), query.size(3), static_cast<float>(scale));
+  }));
+  return out;
+}
+
 }  // namespace
 
-// Launch on the current device and return a cudaError_t. `type` is the dtype of all tensors; `up` is null without gate.
-int linear(kit::Type type, const void* x, const void* weight, const void* up, void* out, int64_t rows, int64_t inputs,
-           int64_t outputs, void* stream) {
-  return kit::dispatch_dtype(type, [&](auto tag) {
-    using T = typename decltype(tag)::Element;
-    linear_kernel<<<(rows * outputs + kThreads - 1) / kThreads, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-        static_cast<const T*>(x), static_cast<const T*>(weight), static_cast<const T*>(up), static_cast<T*>(out), rows,
-        inputs, outputs);
-  });
+STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
+  ops.def("linear(Tensor x, Tensor weight, Tensor? up=None) -> Tensor");
+  ops.def("attention(Tensor query, Tensor key, Tensor value, float scale) -> Tensor");
 }
 
-int attention(kit::Type type, const void* query, const void* key, const void* value, void* out, int64_t heads,
-              int64_t group, int64_t tokens, int64_t elements, float scale, void* stream) {
-  return kit::dispatch_dtype(type, [&](auto tag) {
-    using T = typename decltype(tag)::Element;
-    attention_kernel<<<(heads + kThreads - 1) / kThreads, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-        static_cast<const T*>(query), static_cast<const T*>(key), static_cast<const T*>(value), static_cast<T*>(out),
-        heads, group, tokens, elements, scale);
-  });
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
+  ops.impl("linear", TORCH_BOX(&linear));
+  ops.impl("attention", TORCH_BOX(&attention));
 }
 
-}  // namespace naive
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

@@ -5,6 +5,7 @@
 // Must not: compute; call anything of Torch newer than 2.10.
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "decode/problem.h"
 #include "kit/tensors.h"
@@ -66,7 +67,7 @@ bool add_layer(Linear& problem, Tensor& weight, const char* weight_name, MaybeTe
 
 // Allocates the result and computes it. Replaces the residual by a contiguous copy if it is not contiguous.
 Tensor run(Linear& problem, const Tensor& x, MaybeTensor& residual, [[maybe_unused]] bool constant_weights) {
-  const SizesWithLast sizes(x, "x", problem.outputs);
+  const std::vector<int64_t> sizes = sizes_with_last(x, problem.outputs);
   if (residual.has_value()) {
     check_dtype(*residual, "residual", x, "x");
     check_shape(*residual, "residual", sizes);

@@ -2,14 +2,13 @@
 
 import sys
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
-from workload import Workload
+from workload import Workload, peer
 
 # Batch, tokens, hidden size: feed-forward layers of SDXL and of larger image models.
 LAYERS = [(2, 4096, 1280), (1, 4096, 2560), (2, 1024, 5120), (1, 4992, 8192), (1, 16384, 8192)]
@@ -23,16 +22,10 @@ SWIGLU_PAIR = {"cuda": [(1, 128, 12288), (1, 8192, 12288)], "cpu": [(1, 128, 122
 SWIGLU_SHAPES = dict.fromkeys(("forward", "forward + backward"), SWIGLU)
 SWIGLU_PAIR_SHAPES = dict.fromkeys(("forward", "forward + backward"), SWIGLU_PAIR)
 
-
 ACTIVATIONS = {"gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "silu": F.silu}
 
-
-def liger(module, function):
-    """Return a peer: `apply` of an autograd function of Liger's ops."""
-    return {"liger": lambda: getattr(import_module(f"liger_kernel.ops.{module}"), function).apply}
-
-
-GEGLU_PEERS, SWIGLU_PEERS = liger("geglu", "LigerGELUMulFunction"), liger("swiglu", "LigerSiLUMulFunction")
+GEGLU_PEERS = {"liger": peer("liger_kernel.ops.geglu", "LigerGELUMulFunction.apply")}
+SWIGLU_PEERS = {"liger": peer("liger_kernel.ops.swiglu", "LigerSiLUMulFunction.apply")}
 
 
 class GEGLU(Workload):

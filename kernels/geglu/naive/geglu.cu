@@ -17,9 +17,14 @@
 // threads load neighbouring elements. A kernel that is as fast as the memory loads several elements at a time, so that
 // more bytes are on their way.
 #include "kit/launch.cuh"
+#include "kit/tensors.h"
+#include "registration.h"
 
-namespace naive {
+const char* const kit::kProject = "geglu-naive";
+
 namespace {
+
+using namespace kit;
 
 constexpr int kThreads = 256;
 
@@ -40,17 +45,31 @@ __global__ void gated_kernel(const T* gate, const T* up, T* out, int64_t rows, i
   out[element] = static_cast<T>(value);
 }
 
-}  // namespace
-
-// Launches on the current device and returns a cudaError_t. `type` is the dtype of all tensors.
-int gated(kit::Type type, const void* gate, const void* up, void* out, int64_t rows, int64_t hidden, int64_t stride,
-          int activation, void* stream) {
-  const auto blocks = static_cast<unsigned>((rows * hidden + kThreads - 1) / kThreads);
-  return kit::dispatch_dtype(type, [&](auto tag) {
+Tensor gated(Tensor gate, Tensor up, int64_t activation) {
+  check_backend(gate, "gate");
+  if (gate.dim() != 2 || gate.stride(1) != 1) fail("gate", "must have two dimensions, and adjacent elements in a row");
+  check_like(up, "up", gate, "gate");
+  if (!up.strides().equals(gate.strides())) fail("up", "must have the strides of gate");
+  const auto device = enter(gate);
+  Tensor out = allocate_like(gate);
+  if (gate.numel() == 0) return out;
+  const auto blocks = static_cast<unsigned>((gate.numel() + kThreads - 1) / kThreads);
+  check(dispatch_dtype(element_type(gate, "gate"), [&](auto tag) {
     using T = typename decltype(tag)::Element;
-    gated_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-        static_cast<const T*>(gate), static_cast<const T*>(up), static_cast<T*>(out), rows, hidden, stride, activation);
-  });
+    gated_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(current_stream(gate))>>>(
+        static_cast<const T*>(gate.const_data_ptr()), static_cast<const T*>(up.const_data_ptr()),
+        static_cast<T*>(out.mutable_data_ptr()), gate.size(0), gate.size(1), gate.stride(0),
+        static_cast<int>(activation));
+  }));
+  return out;
 }
 
-}  // namespace naive
+}  // namespace
+
+STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
+  ops.def("gated(Tensor gate, Tensor up, int activation) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) { ops.impl("gated", TORCH_BOX(&gated)); }
+
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

@@ -8,6 +8,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "geglu/problem.h"
 #include "kit/tensors.h"
@@ -20,13 +21,13 @@ namespace {
 using namespace kit;
 
 // The sizes of a half of x.
-SizesWithLast half_sizes(const Tensor& x) {
+std::vector<int64_t> half_sizes(const Tensor& x) {
   check_first(x, "x");
   const int64_t last = x.size(x.dim() - 1);
   if (last % 2 != 0) {
     fail("x", "must have an even number of elements in its last dimension, not " + std::to_string(last));
   }
-  return {x, "x", last / 2};
+  return sizes_with_last(x, last / 2);
 }
 
 int64_t bytes_of(Type type) { return type == Type::float32 ? 4 : 2; }
@@ -79,7 +80,7 @@ void launch(const Problem& problem, [[maybe_unused]] const Tensor& x) {
 // up * activation(gate), contiguous, where gate and up are the halves of the last dimension of x. `activation`: the
 // number of a geglu::Activation. `gate_first`: the gate is the first half.
 Tensor geglu_halves(Tensor x, int64_t activation, bool gate_first) {
-  const SizesWithLast sizes = half_sizes(x);
+  const std::vector<int64_t> sizes = half_sizes(x);
   auto problem = problem_of<geglu::Forward>(x, "x", activation);
   [[maybe_unused]] const auto device = enter(x);
   Tensor out = allocate(sizes, dtype(x), x);
@@ -112,7 +113,7 @@ Tensor geglu_pair(Tensor gate, Tensor up, int64_t activation) {
 
 // The gradient of geglu_halves with respect to x, contiguous.
 Tensor geglu_halves_backward(Tensor grad, Tensor x, int64_t activation, bool gate_first) {
-  const SizesWithLast sizes = half_sizes(x);
+  const std::vector<int64_t> sizes = half_sizes(x);
   auto problem = problem_of<geglu::Backward>(x, "x", activation);
   check_dtype(grad, "grad", x);
   check_shape(grad, "grad", sizes);

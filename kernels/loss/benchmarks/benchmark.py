@@ -7,20 +7,12 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
-from workload import Workload
+from workload import Workload, peer
 
 # Tokens, hidden size, vocabulary: Llama 3.2 1B, Llama 3.1 8B, Gemma 3 4B and Qwen 2.5 1.5B.
 MODELS = [(8192, 2048, 128256), (4096, 4096, 128256), (8192, 2560, 262144), (4096, 1536, 151936)]
 SHAPES = {"cuda": MODELS, "cpu": [(64, 256, 32000)]}
-
-
-def liger():
-    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
-
-    return liger_fused_linear_cross_entropy
-
-
-PEERS = {"liger": liger}
+PEERS = {"liger": peer("liger_kernel.transformers.functional", "liger_fused_linear_cross_entropy")}
 
 
 class LinearCrossEntropy(Workload):
@@ -33,9 +25,6 @@ class LinearCrossEntropy(Workload):
         x = torch.randn(tokens, hidden, device=self.device).to(self.dtype)
         weight = (torch.randn(vocabulary, hidden, device=self.device) * hidden**-0.5).to(self.dtype)
         return x, weight, torch.randint(vocabulary, (tokens,), device=self.device)
-
-    def trained(self, x, weight, target):
-        return x, weight
 
     def ours(self, x, weight, target):
         return self.kernel.linear_cross_entropy(x, weight, target)

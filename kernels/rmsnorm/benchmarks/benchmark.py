@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
-from workload import Workload
+from workload import Workload, peer
 
 EPS = 1e-6
 
@@ -55,36 +55,21 @@ def normed(x, weight):
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS) * weight).to(x.dtype)
 
 
-def torch_rms_norm():
-    return lambda x, weight: F.rms_norm(x, (x.shape[-1],), weight, EPS)
-
-
-def liger_rms_norm():
-    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
-
-    return lambda x, weight: LigerRMSNormFunction.apply(x, weight, EPS, 0.0, "llama", False)
-
-
-def quack_rms_norm():
-    from quack import rmsnorm
-
-    return lambda x, weight: rmsnorm(x, weight, eps=EPS)
-
-
-def liger_add_rms_norm():
-    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
-
-    return lambda x, residual, weight: LigerFusedAddRMSNormFunction.apply(x, residual, weight, EPS)
-
-
 def quack_add_rms_norm():
     from quack import rmsnorm
 
     return lambda x, residual, weight: rmsnorm(x, weight, residual=residual, eps=EPS, prenorm=True)
 
 
-NORM_PEERS = {"F.rms_norm": torch_rms_norm, "liger": liger_rms_norm, "quack": quack_rms_norm}
-ADD_PEERS = {"liger": liger_add_rms_norm, "quack": quack_add_rms_norm}
+NORM_PEERS = {
+    "F.rms_norm": lambda: lambda x, weight: F.rms_norm(x, (x.shape[-1],), weight, EPS),
+    "liger": peer("liger_kernel.ops.rms_norm", "LigerRMSNormFunction.apply", EPS, 0.0, "llama", False),
+    "quack": peer("quack", "rmsnorm", eps=EPS),
+}
+ADD_PEERS = {
+    "liger": peer("liger_kernel.ops.fused_add_rms_norm", "LigerFusedAddRMSNormFunction.apply", EPS),
+    "quack": quack_add_rms_norm,
+}
 
 
 class RMSNorm(Workload):

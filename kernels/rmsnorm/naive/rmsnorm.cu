@@ -12,9 +12,14 @@
 // written once; the second read of x, and weight, usually hit a cache. A kernel that is as fast as the memory reads x
 // once, and loads several elements at a time.
 #include "kit/launch.cuh"
+#include "kit/tensors.h"
+#include "registration.h"
 
-namespace naive {
+const char* const kit::kProject = "rmsnorm-naive";
+
 namespace {
+
+using namespace kit;
 
 constexpr int kThreads = 256;
 
@@ -50,16 +55,32 @@ __global__ void rms_norm_kernel(const T* x, const T* weight, T* normed, int64_t 
   }
 }
 
-}  // namespace
-
-// Launches on the current device and returns a cudaError_t. `type` is the dtype of all tensors.
-int rms_norm(kit::Type type, const void* x, const void* weight, void* normed, int64_t rows, int64_t hidden, float eps,
-             void* stream) {
-  return kit::dispatch_dtype(type, [&](auto tag) {
+Tensor rms_norm(Tensor x, Tensor weight, double eps) {
+  check_first(x, "x");
+  const int64_t hidden = x.size(x.dim() - 1);
+  check_dtype(weight, "weight", x);
+  check_shape(weight, "weight", {&hidden, 1});
+  const auto device = enter(x);
+  x = torch::stable::contiguous(x);
+  weight = torch::stable::contiguous(weight);
+  Tensor normed = allocate_like(x);
+  if (x.numel() == 0) return normed;
+  const auto rows = static_cast<unsigned>(x.numel() / hidden);
+  check(dispatch_dtype(element_type(x, "x"), [&](auto tag) {
     using T = typename decltype(tag)::Element;
-    rms_norm_kernel<<<static_cast<unsigned>(rows), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-        static_cast<const T*>(x), static_cast<const T*>(weight), static_cast<T*>(normed), hidden, eps);
-  });
+    rms_norm_kernel<<<rows, kThreads, 0, static_cast<cudaStream_t>(current_stream(x))>>>(
+        static_cast<const T*>(x.const_data_ptr()), static_cast<const T*>(weight.const_data_ptr()),
+        static_cast<T*>(normed.mutable_data_ptr()), hidden, static_cast<float>(eps));
+  }));
+  return normed;
 }
 
-}  // namespace naive
+}  // namespace
+
+STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
+  ops.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) { ops.impl("rms_norm", TORCH_BOX(&rms_norm)); }
+
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

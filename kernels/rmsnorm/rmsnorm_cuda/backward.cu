@@ -16,7 +16,6 @@
 #include <iterator>
 
 #include "kit/two_stage_reduction.cuh"
-#include "rmsnorm_cuda/backward_general.cuh"
 #include "rmsnorm_cuda/backward_ring.cuh"
 #include "rmsnorm_cuda/launch_table.h"
 

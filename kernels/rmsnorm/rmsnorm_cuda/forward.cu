@@ -9,8 +9,7 @@
 #include <algorithm>
 #include <climits>
 
-#include "rmsnorm_cuda/forward_aligned.cuh"
-#include "rmsnorm_cuda/forward_general.cuh"
+#include "rmsnorm_cuda/forward.cuh"
 #include "rmsnorm_cuda/launch_table.h"
 
 namespace rmsnorm {

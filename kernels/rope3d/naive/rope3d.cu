@@ -16,9 +16,14 @@
 // pairs. It computes its angle, which all heads and samples of a token have in common; a kernel that is as fast as the
 // memory looks cosines and sines up.
 #include "kit/launch.cuh"
+#include "kit/tensors.h"
+#include "registration.h"
 
-namespace naive {
+const char* const kit::kProject = "rope3d-naive";
+
 namespace {
+
+using namespace kit;
 
 constexpr int kThreads = 256;
 
@@ -48,18 +53,32 @@ __global__ void rope3d_kernel(const T* x, T* out, int64_t pairs, int frames, int
   out[2 * index + 1] = static_cast<T>(a * sine + b * cosine);
 }
 
-}  // namespace
-
-// Launches on the current device and returns a cudaError_t. `type` is the dtype of x and out.
-int rope3d(kit::Type type, const void* x, void* out, int64_t elements, int frames, int height, int width, int64_t heads,
-           int64_t dim, double theta, void* stream) {
-  const int64_t pairs = elements / 2;
+Tensor rope3d(Tensor x, int64_t frames, int64_t height, int64_t width, double theta) {
+  check_backend(x, "x");
+  if (x.dim() != 4 || x.size(1) != frames * height * width || x.size(3) % 2 != 0) {
+    fail("x", "must have the dimensions samples, tokens of the grid, heads, and an even number of elements");
+  }
+  const auto device = enter(x);
+  x = torch::stable::contiguous(x);
+  Tensor out = allocate_like(x);
+  if (x.numel() == 0) return out;
+  const int64_t pairs = x.numel() / 2;
   const auto blocks = static_cast<unsigned>((pairs + kThreads - 1) / kThreads);
-  return kit::dispatch_dtype(type, [&](auto tag) {
+  check(dispatch_dtype(element_type(x, "x"), [&](auto tag) {
     using T = typename decltype(tag)::Element;
-    rope3d_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-        static_cast<const T*>(x), static_cast<T*>(out), pairs, frames, height, width, heads, dim, theta);
-  });
+    rope3d_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(current_stream(x))>>>(
+        static_cast<const T*>(x.const_data_ptr()), static_cast<T*>(out.mutable_data_ptr()), pairs,
+        static_cast<int>(frames), static_cast<int>(height), static_cast<int>(width), x.size(2), x.size(3), theta);
+  }));
+  return out;
 }
 
-}  // namespace naive
+}  // namespace
+
+STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
+  ops.def("rope3d(Tensor x, int frames, int height, int width, float theta) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) { ops.impl("rope3d", TORCH_BOX(&rope3d)); }
+
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

@@ -19,8 +19,15 @@ namespace {
 
 using namespace rope3d;
 
-rope3d::Grid grid_of(const Tensor& table, const Tensor& q, const int64_t (&sizes)[kAxes], const int64_t (&pairs)[kAxes],
-                     bool interleaved_axes) {
+// The arguments of rotate_grid that describe the grid.
+struct GridArguments {
+  const Tensor& table;
+  int64_t sizes[kAxes], pairs[kAxes];
+  bool interleaved_axes;
+};
+
+rope3d::Grid grid_of(const GridArguments& by, const Tensor& q) {
+  const auto& [table, sizes, pairs, interleaved_axes] = by;
   check_device(table, "table", q, "q");
   if (dtype(table) != aoti_torch_dtype_float32()) fail("table", "must be float32");
   const auto shape = table.sizes();
@@ -47,13 +54,6 @@ rope3d::Grid grid_of(const Tensor& table, const Tensor& q, const int64_t (&sizes
   return grid;
 }
 
-// The arguments of rotate_grid that describe the grid.
-struct GridArguments {
-  const Tensor& table;
-  int64_t sizes[kAxes], pairs[kAxes];
-  bool interleaved_axes;
-};
-
 Rotation by_grid(const Tensor& q, const MaybeTensor& k, const GridArguments& by, const Form& form, bool inverse) {
   Rotation problem = rotation(q, k, form, inverse);
   const auto& sizes = by.sizes;
@@ -72,7 +72,7 @@ Rotation by_grid(const Tensor& q, const MaybeTensor& k, const GridArguments& by,
     fail("grid", "and prefix must have " + to_string(problem.tokens) + " tokens, as q has, not " + to_string(sizes[0]) +
                      " * " + to_string(sizes[1]) + " * " + to_string(sizes[2]) + " + " + to_string(problem.prefix));
   }
-  problem.grid = grid_of(by.table, q, sizes, pairs, by.interleaved_axes);
+  problem.grid = grid_of(by, q);
   problem.first_rotated = by.interleaved_axes ? problem.passthrough() : 0;
   return problem;
 }
@@ -88,14 +88,6 @@ void launch(const Rotation& problem, [[maybe_unused]] const Tensor& q) {
 #endif
 }
 
-std::tuple<Tensor, Tensor> rotated(Rotation& problem, Tensor q, MaybeTensor k, const Form& form) {
-  [[maybe_unused]] const auto device = enter(q);
-  Tensor to_q = result_for(q, problem.sides[0], problem, form);
-  Tensor to_k = k.has_value() ? result_for(*k, problem.sides[1], problem, form) : Tensor();
-  launch(problem, q);
-  return {to_q, to_k};
-}
-
 void set_in_place(const Tensor& x, const char* argument, rope3d::Side& side, const Rotation& problem,
                   const Form& form) {
   if (!adjacent(x)) fail(argument, "must have adjacent elements in its last dimension to be rotated in place");
@@ -103,53 +95,44 @@ void set_in_place(const Tensor& x, const char* argument, rope3d::Side& side, con
   side.from_strides = side.to_strides = strides_of(x, form, {problem.batch, problem.tokens, side.heads, problem.width});
 }
 
-void rotate_in_place(Rotation& problem, const Tensor& q, const MaybeTensor& k, const Form& form) {
-  set_in_place(q, "q", problem.sides[0], problem, form);
-  if (k.has_value()) set_in_place(*k, "k", problem.sides[1], problem, form);
+// Writes q and k in place and returns nothing, or returns contiguous results; that of k is undefined, in Python None,
+// without k.
+template <bool kInPlace>
+auto rotate(Rotation& problem, Tensor q, MaybeTensor k, const Form& form) {
   [[maybe_unused]] const auto device = enter(q);
-  launch(problem, q);
+  if constexpr (kInPlace) {
+    set_in_place(q, "q", problem.sides[0], problem, form);
+    if (k.has_value()) set_in_place(*k, "k", problem.sides[1], problem, form);
+    launch(problem, q);
+  } else {
+    Tensor to_q = result_for(q, problem.sides[0], problem, form);
+    Tensor to_k = k.has_value() ? result_for(*k, problem.sides[1], problem, form) : Tensor();
+    launch(problem, q);
+    return std::tuple(to_q, to_k);
+  }
 }
 
-// q and k rotated by positions on a grid of frames x height x width, contiguous; the latter is undefined, in Python
-// None, without k. `table` is that of rope3d/problem.h, [frames + height + width, entries, 2]; `frame_pairs`,
-// `height_pairs` and `width_pairs` are the numbers of pairs of a head that each axis rotates.
-std::tuple<Tensor, Tensor> rotate_grid(const Tensor& q, const MaybeTensor& k, const Tensor& table, int64_t frames,
-                                       int64_t height, int64_t width, int64_t frame_pairs, int64_t height_pairs,
-                                       int64_t width_pairs, int64_t prefix, int64_t head_dim, bool interleaved_axes,
-                                       bool half, bool heads_first, bool inverse) {
+// Rotates q and k by positions on a grid of frames x height x width. `table` is that of rope3d/problem.h,
+// [frames + height + width, entries, 2]; `frame_pairs`, `height_pairs` and `width_pairs` are the numbers of pairs of a
+// head that each axis rotates.
+template <bool kInPlace>
+auto rotate_grid(const Tensor& q, const MaybeTensor& k, const Tensor& table, int64_t frames, int64_t height,
+                 int64_t width, int64_t frame_pairs, int64_t height_pairs, int64_t width_pairs, int64_t prefix,
+                 int64_t head_dim, bool interleaved_axes, bool half, bool heads_first, bool inverse) {
   const GridArguments by{table, {frames, height, width}, {frame_pairs, height_pairs, width_pairs}, interleaved_axes};
   const Form form{prefix, head_dim, half, heads_first};
   Rotation problem = by_grid(q, k, by, form, inverse);
-  return rotated(problem, q, k, form);
+  return rotate<kInPlace>(problem, q, k, form);
 }
 
-// The same in place.
-void rotate_grid_(const Tensor& q, const MaybeTensor& k, const Tensor& table, int64_t frames, int64_t height,
-                  int64_t width, int64_t frame_pairs, int64_t height_pairs, int64_t width_pairs, int64_t prefix,
-                  int64_t head_dim, bool interleaved_axes, bool half, bool heads_first, bool inverse) {
-  const GridArguments by{table, {frames, height, width}, {frame_pairs, height_pairs, width_pairs}, interleaved_axes};
-  const Form form{prefix, head_dim, half, heads_first};
-  Rotation problem = by_grid(q, k, by, form, inverse);
-  rotate_in_place(problem, q, k, form);
-}
-
-// q and k rotated by `cos` and `sin` of [S', n] or [B, S', n], contiguous; the latter is undefined, in Python None,
-// without k. n is half of `rotary_dim`, the number of elements of a head that are rotated (0: all), with one entry for
-// each pair, or `rotary_dim`, with one for each element.
-std::tuple<Tensor, Tensor> rotate_tokens(const Tensor& q, const MaybeTensor& k, Tensor cos, Tensor sin,
-                                         int64_t rotary_dim, int64_t prefix, int64_t head_dim, bool half,
-                                         bool heads_first, bool inverse) {
+// Rotates q and k by `cos` and `sin` of [S', n] or [B, S', n]. n is half of `rotary_dim`, the number of elements of a
+// head that are rotated (0: all), with one entry for each pair, or `rotary_dim`, with one for each element.
+template <bool kInPlace>
+auto rotate_tokens(const Tensor& q, const MaybeTensor& k, Tensor cos, Tensor sin, int64_t rotary_dim, int64_t prefix,
+                   int64_t head_dim, bool half, bool heads_first, bool inverse) {
   const Form form{prefix, head_dim, half, heads_first};
   Rotation problem = by_tokens(q, k, cos, sin, rotary_dim, form, inverse);
-  return rotated(problem, q, k, form);
-}
-
-// The same in place.
-void rotate_tokens_(const Tensor& q, const MaybeTensor& k, Tensor cos, Tensor sin, int64_t rotary_dim, int64_t prefix,
-                    int64_t head_dim, bool half, bool heads_first, bool inverse) {
-  const Form form{prefix, head_dim, half, heads_first};
-  Rotation problem = by_tokens(q, k, cos, sin, rotary_dim, form, inverse);
-  rotate_in_place(problem, q, k, form);
+  return rotate<kInPlace>(problem, q, k, form);
 }
 
 }  // namespace
@@ -181,10 +164,10 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, KIT_BACKEND, ops) {
-  ops.impl("rotate_grid", TORCH_BOX(&rotate_grid));
-  ops.impl("rotate_grid_", TORCH_BOX(&rotate_grid_));
-  ops.impl("rotate_tokens", TORCH_BOX(&rotate_tokens));
-  ops.impl("rotate_tokens_", TORCH_BOX(&rotate_tokens_));
+  ops.impl("rotate_grid", TORCH_BOX(&rotate_grid<false>));
+  ops.impl("rotate_grid_", TORCH_BOX(&rotate_grid<true>));
+  ops.impl("rotate_tokens", TORCH_BOX(&rotate_tokens<false>));
+  ops.impl("rotate_tokens_", TORCH_BOX(&rotate_tokens<true>));
 }
 
 REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

@@ -13,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernel_builder.backends.cuda import toolkits
 from kernel_builder.backends.cuda.releases import data, known_capabilities
@@ -29,9 +30,12 @@ each_source = pytest.mark.parametrize(
 
 def output_of(command: Sequence[str | Path], source: Path, output: Path) -> str:
     """Compile with the project's root as include directory, and return the compiler's messages."""
-    include = f"-I{source.parent.parent}"
+    flags: list[str | Path] = [f"-I{source.parent.parent}"]
+    if source.parent.name == "naive":  # its file includes its binding
+        flags = [f"-I{source.parent}", "-DCUDA_KERNEL", "-DUSE_CUDA", "-DTORCH_EXTENSION_NAME=naive", "-isystem"]
+        flags += [Path(torch.__file__).parent / "include", "-isystem", ROOT / "kernel_builder/templates"]
     done = subprocess.run(
-        [*command, "-std=c++17", "-O3", "-DNDEBUG", include, "-c", source, "-o", output],
+        [*command, "-std=c++17", "-O3", "-DNDEBUG", *flags, "-c", source, "-o", output],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

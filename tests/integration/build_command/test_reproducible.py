@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from kernel_format.cache_directory import default_cache
 from tests.integration.build_command.conftest import FOR_CPU, Copy, NewCache, Run, replace, snapshot, untouched
 
 ODD = """it's "$HOME": a `name`; & {more}, 100%\nline gr\udcf6sser"""
@@ -13,6 +14,8 @@ ODD = """it's "$HOME": a `name`; & {more}, 100%\nline gr\udcf6sser"""
 def test_builds_are_bit_identical(copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path) -> None:
     """Two builds of a compiled and a Python-only project: another directory, cache, number of jobs, and environment.
 
+    The first build may take its objects from the user's cache, the second has an empty one.
+
     Names of directories and sources are unusual, and one `build` is a symbolic link. The sources ask the compiler for
     their path and for the time, and device code for the op namespace.
     """
@@ -20,6 +23,7 @@ def test_builds_are_bit_identical(copy_project: Copy, new_cache: NewCache, kerne
     refused = dict.fromkeys(("INCLUDES", "PTXAS_FLAGS", "NVCC_APPEND_FLAGS", "CCC_OVERRIDE_OPTIONS"), "--not-an-option")
     places = {"CPATH": "/", "GCC_EXEC_PREFIX": "/nowhere/", "COMPILER_PATH": "/nowhere", "LC_ALL": "tr_TR.utf8"}
     for name, jobs, variables in (("here", "1", {}), (f"somewhere/{ODD}", "3", refused | places)):
+        cache = new_cache("empty") if variables else default_cache()
         stable = copy_project("stable-scale", f"{name}/stable")
         python = copy_project("python-only", f"{name}/python")
         for old, new in (("scale_cpu.cpp", "a b'$:,é;.cpp"), ("scale_cuda.cu", "it's a scale.cu")):
@@ -34,7 +38,7 @@ def test_builds_are_bit_identical(copy_project: Copy, new_cache: NewCache, kerne
         if variables:
             (tmp_path / "elsewhere").mkdir()
             (stable / "build").symlink_to(tmp_path / "elsewhere" / "packages")
-        kernel_builder.build(stable, python, "--no-load", "--jobs", jobs, cache=new_cache(f"cache-{jobs}"), **variables)
+        kernel_builder.build(stable, python, "--no-load", "--jobs", jobs, cache=cache, **variables)
         results.append({**snapshot(stable / "build"), **snapshot(python / "build")})
     assert results[0].keys() == results[1].keys()
     assert [name for name in results[0] if results[0][name] != results[1][name]] == []

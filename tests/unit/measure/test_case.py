@@ -24,9 +24,27 @@ class Doubled:
         return 2 * x
 
 
-def measured(function: Callable[..., Any]) -> Row:
-    row = Row(Point("doubled", "forward", (5000,), "float32"))
-    measure(Doubled(), row, {"eager": Doubled().eager, OURS: function}, CpuClock(), 3)
+class Selected:
+    """Inputs and results of which some are booleans or integers."""
+
+    device = "cpu"
+
+    def inputs(self, elements: int) -> tuple[torch.Tensor, ...]:
+        return torch.rand(elements), torch.rand(elements) > 0.5, torch.randperm(elements)
+
+    def trained(self, x: torch.Tensor, mask: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x,)
+
+    def saved(self, x: torch.Tensor, mask: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return mask, index
+
+    def eager(self, x: torch.Tensor, mask: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.where(mask, x[index], 0), ~mask, 2 * index
+
+
+def measured(function: Callable[..., Any], workload: Any = Doubled, passes: str = "forward") -> Row:
+    row = Row(Point("operation", passes, (5000,), "float32"))
+    measure(workload(), row, {"eager": workload().eager, OURS: function}, CpuClock(), 3)
     return row
 
 
@@ -68,6 +86,18 @@ def test_a_kernel_that_changes_its_inputs_is_not_timed() -> None:
 def test_a_right_kernel_is_timed_and_all_implementations_get_the_same_inputs() -> None:
     row = measured(lambda x: x + x)
     assert not row.faults and row.times.keys() >= {OURS, "eager"}
+
+
+@pytest.mark.parametrize("passes", ["forward", "backward", "forward + backward"])
+def test_integers_and_booleans_are_compared_and_get_no_gradient(passes: str) -> None:
+    def wrong(x: torch.Tensor, mask: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        selected, inverse, doubled = Selected().eager(x, mask, index)
+        return selected, inverse, doubled.index_fill(0, torch.tensor([1000]), 7)
+
+    row = measured(Selected().eager, Selected, passes)
+    assert not row.faults and row.times.keys() >= {OURS, "eager"}
+    row = measured(wrong, Selected, passes)
+    assert passes == "backward" or "error of result 3" in row.faults[OURS]
 
 
 @pytest.mark.parametrize("elements", [2000, 100_000, 3_000_000])

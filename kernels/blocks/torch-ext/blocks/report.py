@@ -1,5 +1,6 @@
 """The report of `accelerate`: replaced operations, those left, and the counts of CUDA graphs. It grows with each."""
 
+import html
 import re
 import sys
 from collections import Counter
@@ -64,7 +65,7 @@ def _versions() -> dict[str, str]:
 
 @dataclass
 class Report:
-    """A model's replaced modules, the modules left, and the reasons. `print(report)` shows it as a table.
+    """A model's replaced modules, the modules left, and the reasons: a table by `print(report)` and in notebooks.
 
     Attributes:
         replaced: By class of module and operation: the number of modules.
@@ -137,6 +138,12 @@ class Report:
         lines += [f"note: {note}" for note in self.notes]
         lines.append("versions: " + ", ".join(f"{name} {version}" for name, version in self.versions.items()))
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
 
 
 def _data_of(counts: GraphCounts) -> dict[str, Any]:

@@ -1,0 +1,170 @@
+"""Tables for functions of CuTe DSL are completed, and their compiled host code is translated."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernel_builder.aot import cute_host
+from kernel_builder.aot.cute_declaration import CuteOp, CuteReader, job
+from kernel_builder.aot.declaration import read_ops, variants
+from kernel_builder.config.project_files import read_project
+from kernel_format.errors import ConfigError
+from tests.support.places import ROOT
+
+EXAMPLE = ROOT / "tests/cute_kernels/row_norm"
+
+
+def test_sizes_of_tensors_become_conditions_and_compiled_values() -> None:
+    _, op = read_ops(read_project(EXAMPLE), CuteReader)
+    assert isinstance(op, CuteOp)
+    assert op.dynamic_sizes("x") == [0]  # of rows and N, which the rows of `config` set
+    assert "weight.size(0) == x.size(1)" in [condition.python for condition in op.requires]
+    assert [config.when.python for config in op.configs if config.when] == ["x.size(1) == 1024", "x.size(1) == 4096"]
+    parameters = job(list(variants(op))[1])["parameters"]
+    assert parameters["x"] == {"kind": "tensor", "value": ["rows", 4096], "dtype": "BFloat16", "align": 1}
+    assert parameters["THREADS"] == {"kind": "constant", "value": 256}
+    assert list(op.inputs) == ["x", "weight", "out", "rstd", "eps", "stream"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where", "message"),
+    [
+        (', rstd = "*fp32[rows]"', "", "[op.rms_norm] types", "rstd is a tensor without sizes"),
+        ("{ N = 1024,", "{", "[op.rms_norm] config", "some rows set N, and others do not"),
+        ("THREADS = 256 }", "THREADS = 256, num_warps = 4 }", "[op.rms_norm] config", "num_warps is neither a param"),
+        (
+            'kernel = "rms_norm_jit"',
+            'kernel = "rms_norm_kernel"',
+            "[op.rms_norm] kernel",
+            "has no parameter for the st",
+        ),
+        ("constants =", 'grid = ["x.size(0)"]\nconstants =', "[op.add_scaled] grid", "is a key of Triton's kernels"),
+        ('schema = "(Tensor x, Tensor y', '# "', "[op.add_scaled] schema", "is missing"),
+        ('out = "*T[n]:16" }', 'out = "*T[n]:16", factor = "int" }', "[op.add_scaled] types", "factor is int"),
+        ('language = "cute-dsl"', 'language = "cuda"', "language", "cute-dsl"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_an_error(tmp_path: Path, old: str, new: str, where: str, message: str) -> None:
+    project = shutil.copytree(EXAMPLE, tmp_path / "p", ignore=shutil.ignore_patterns("build"))
+    text = (project / "aot.toml").read_text()
+    assert old in text
+    (project / "aot.toml").write_text(text.replace(old, new))
+    with pytest.raises(ConfigError) as caught:
+        read_ops(read_project(project), CuteReader)
+    assert message in f"{caught.value} {caught.value.hint}"
+    assert where in str(caught.value.where)
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "scalars"),
+    [
+        ("!llvm.ptr<1>", 8, [(0, "char*")]),
+        ("!llvm.struct<(ptr<1>, struct<(i32, struct<()>)>)>", 16, [(0, "char*"), (8, "uint32_t")]),
+        (
+            "!llvm.struct<(ptr<1>, struct<(struct<(i32, i32)>, struct<(i64)>)>)>",
+            24,
+            [(0, "char*"), (8, "uint32_t"), (12, "uint32_t"), (16, "uint64_t")],
+        ),
+        ("!llvm.struct<(i1, f32)>", 8, [(0, "bool"), (4, "float")]),
+        ("!llvm.array<17 x struct<(i32, array<4 x i8>, array<64 x i8>)>>", 17 * 72, None),
+    ],
+)
+def test_types_have_the_layout_of_llvm(text: str, size: int, scalars: list[tuple[int, str]] | None) -> None:
+    kind = cute_host.parse_type(text)
+    assert kind.size == size
+    assert scalars is None or list(kind.scalars()) == scalars
+
+
+CONFIGURATION = "!llvm.struct<(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32)>"
+
+
+def operation(
+    name: str, results: Any = (), operands: Any = (), successors: Any = (), **attributes: str
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "results": results,
+        "operands": operands,
+        "successors": successors,
+        "attributes": attributes,
+    }
+
+
+def launch(stream: str, shared: str) -> list[dict[str, Any]]:
+    """Return a function with the arguments (tensor, stream), which launches one kernel."""
+    pointer, number = "!llvm.ptr", "i32"
+    first = [
+        operation("mlir.constant", [("1", number)], value="1 : i32"),
+        operation("mlir.constant", [("7", "i64")], value=f"{shared} : i64"),
+        operation("mlir.zero", [("0", pointer)]),
+        operation("alloca", [("2", pointer)], [("1", number)], elem_type=CONFIGURATION),
+        *(
+            operation(
+                "getelementptr",
+                [(name, pointer)],
+                [("2", pointer)],
+                elem_type=CONFIGURATION,
+                rawConstantIndices=indices,
+            )
+            for name, indices in (("3", "array<i32: 0, 2>"), ("4", "array<i32: 0, 3>"), ("5", "array<i32: 0, 0, 1>"))
+        ),
+        operation("store", operands=[("7", "i64"), ("3", pointer)]),
+        operation("store", operands=[(stream, pointer), ("4", pointer)]),
+        operation("extractvalue", [("6", number)], [("arg0", "!llvm.struct<(ptr, i32)>")], position="array<i64: 1>"),
+        operation("sdiv", [("8", number)], [("6", number), ("1", number)]),
+        operation("store", operands=[("8", number), ("5", pointer)]),
+        operation("icmp", [("9", "i1")], [("8", number), ("1", number)], predicate="2 : i64"),
+        operation(
+            "cond_br",
+            operands=[("9", "i1"), ("8", number)],
+            successors=[1, 2],
+            operandSegmentSizes="array<i32: 1, 1, 0>",
+        ),
+    ]
+    second = [operation("return", operands=[("10", number)])]
+    third = [
+        operation("mlir.addressof", [("11", pointer)], global_name="@kernels_k"),
+        operation("load", [("12", pointer)], [("11", pointer)]),
+        operation(
+            "call", [("13", number)], [("2", pointer), ("12", pointer), ("0", pointer)], callee="@_cudaLaunchKernelEx"
+        ),
+        operation("return", operands=[("13", number)]),
+    ]
+    arguments = [("arg0", "!llvm.struct<(ptr, i32)>"), ("arg1", pointer)]
+    return [
+        {"arguments": arguments, "operations": first},
+        {"arguments": [("10", number)], "operations": second},
+        {"arguments": [], "operations": third},
+    ]
+
+
+def test_host_code_is_translated() -> None:
+    host = cute_host.translate(launch("arg1", "49152"), ["other", "k"], "kernels.py")
+    assert host.shared == 49152
+    for line in (
+        "varg0 = aot::load<aot::Bytes<16>>(arguments[0]);",
+        "v6 = aot::load<uint32_t>(varg0.bytes + 8);",
+        "v8 = static_cast<uint32_t>(aot::quotient(aot::as_signed(v6), aot::as_signed(1u)));",
+        "aot::store<uint32_t>(&bytes2[0] + 4, v8);",
+        "v9 = static_cast<bool>(aot::as_signed(v8) < aot::as_signed(1u));",
+        "v13 = aot::launch(kernels[1], device, &bytes2[0], aot::Pointer{});",
+    ):
+        assert f"  {line}\n" in host.text
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        (launch("0", "0"), "a launch without the stream"),
+        ([{"arguments": [], "operations": [operation("call", [("0", "i32")], callee="@malloc")]}], "call @malloc"),
+        ([{"arguments": [("arg0", "vector<4xi32>")], "operations": []}], "the type vector<4xi32>"),
+    ],
+)
+def test_other_host_code_is_an_error(blocks: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        cute_host.translate(blocks, ["k"], "kernels.py")
+    assert caught.value.hint
