@@ -316,8 +316,8 @@ class RemoteRepository:
                 wait = error.response.headers.get("Retry-After")  # type: ignore[attr-defined]
                 hint = f"wait {f'{wait} seconds' if wait else 'a minute'}; then {_AGAIN}"
                 return HubError(f"cannot {action}: the Hub limits the requests (status 429)", where=where, hint=hint)
-            hint = _HINTS.get(status, _AGAIN if status >= HTTPStatus.INTERNAL_SERVER_ERROR else None)
-            return HubError(f"cannot {action}: {message} (status {status})", where=where, hint=hint)
+            known = _HINTS.get(status, _AGAIN if status >= HTTPStatus.INTERNAL_SERVER_ERROR else None)
+            return HubError(f"cannot {action}: {message} (status {status})", where=where, hint=known)
         if isinstance(error, ConnectionError) or type(error).__name__ in _UNREACHED:
             message = f"no connection to {self.api.endpoint}{network.proxied(self.api.endpoint)}"
         hint = f"check that $HF_ENDPOINT, if set, is the address of a running Hub; then {_AGAIN}"
