@@ -99,7 +99,7 @@ def _python_package(directory: Path) -> Any:
 
 def _tuner(module: Any, kernel: str, where: str) -> Any:
     """Return a kernel's autotuner."""
-    tuner = getattr(module, kernel, None)
+    tuner: Any = getattr(module, kernel, None)
     if not hasattr(tuner, "configs"):
         raise ConfigError(
             f"{kernel} has no configurations to choose from",
