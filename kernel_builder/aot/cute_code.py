@@ -9,7 +9,7 @@ from typing import Any
 
 from kernel_builder.aot import cpp_code, cute_declaration
 from kernel_builder.aot.compiling import TRITON, Cubin, Language, python_tag, read_output, shared_memory
-from kernel_builder.aot.cute_declaration import CuteOp
+from kernel_builder.aot.cute_declaration import STREAM, CuteOp
 from kernel_builder.aot.cute_host import Host, translate
 from kernel_builder.config import matrix
 from kernel_builder.toolchain.components import CUTE_DSL_PREFIX
@@ -120,12 +120,16 @@ def _launched(op: CuteOp) -> Iterator[str]:
                 for at in op.dynamic_sizes(argument.name)
             ]
             strides = [f"aot::stride({tensor}, {at})" for at in range(len(op.layouts[argument.name]) - 1)]
+            for at, stride in enumerate(strides if argument.is_divisible else ()):
+                size = f"{stride} * aot::element_size({tensor})"
+                text = f"the bytes of {tensor}.stride({at}) to be divisible by 16"
+                yield f'aot::require(aot::divisible({size}), "{text}", {{{size}}});'
             members = [("const void* data", f"{argument.name}_value")]
             members += [(f"int32_t sizes[{len(sizes)}]", f"{{{', '.join(sizes)}}}")] if sizes else []
             members += [(f"int64_t strides[{len(strides)}]", f"{{{', '.join(strides)}}}")] if strides else []
             declared, values = zip(*members, strict=True)
             yield f"const struct {{ {'; '.join(declared)}; }} {argument.name}_tensor = {{{', '.join(values)}}};"
-    yield f"const void* {op.stream}_value = aot::current_stream({first});"
+    yield f"const void* {STREAM}_value = aot::current_stream({first});"
     inputs = [f"&{name}_tensor" if name in op.layouts else f"&{name}_value" for name in op.inputs]
     yield f"const void* arguments[] = {{{', '.join(inputs)}}};"
     yield f"const aot::Host& host = {op.name}_hosts[{cpp_code.configuration(op)}];"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from kernel_builder.aot.declaration import DTYPES, Op, Reader, Variant
 
+STREAM = "stream"  # the parameter that is the stream
 _TENSOR = re.compile(r"(\*\w+)\[([\w, ]+)\](:16)?")
 _DTYPES = {"float8_e4m3fn": "Float8E4M3FN", "float8_e5m2": "Float8E5M2", "bfloat16": "BFloat16", "bool": "Boolean"}
 _VALUES = {
@@ -25,17 +25,15 @@ class CuteOp(Op):
     Attributes:
         layouts: Parameter -> its tensor's sizes: numbers, and names of sizes that a call or a row determines.
         names: The function's parameters.
-        stream: The one of them that is the stream.
     """
 
     layouts: Mapping[str, tuple[str | int, ...]]
     names: tuple[str, ...]
-    stream: str
 
     @property
     def inputs(self) -> list[str]:
         """The parameters at run time, in order."""
-        given = {argument.name for argument in self.arguments} | {self.stream}
+        given = {argument.name for argument in self.arguments} | {STREAM}
         return [name for name in self.names if name in given]
 
     def dynamic_sizes(self, name: str) -> list[int]:
@@ -48,6 +46,7 @@ class CuteReader(Reader):
     """Reads one op's table. Sizes become conditions of the call, and rows may fix them."""
 
     options: Mapping[str, int] = {}
+    supplied = (STREAM,)
 
     def read(self) -> CuteOp:
         table = self.table
@@ -60,27 +59,22 @@ class CuteReader(Reader):
                 raise self.error(key, "is a key of Triton's kernels", hint)
         table["grid"] = ()
         kernel = self.functions.get(table["kernel"])
-        names = [parameter.arg for parameter in kernel.args.args] if kernel else []
-        layouts = self.layouts(names)
+        names = [parameter.arg for parameter in kernel.args.args] if kernel else [STREAM]
+        if STREAM not in names:
+            hint = "add a parameter `stream: cuda.CUstream`, and pass it on to launch(stream=stream)"
+            raise self.error("kernel", f"{table['kernel']} has no parameter for the stream", hint)
+        layouts = self.layouts()
         self.sizes = tuple({size for sizes in layouts.values() for size in sizes if isinstance(size, str)})
-        if kernel:
-            self.stream = _stream(kernel)
-            if self.stream is None:
-                hint = "add a parameter `stream: cuda.CUstream`, and pass it on to launch(stream=stream)"
-                raise self.error("kernel", f"{kernel.name} has no parameter for the stream", hint)
         op = super().read()
         for argument in op.arguments:
             if not argument.is_tensor and argument.type not in _VALUES:
                 raise self.error("types", f"{argument.name} is {argument.type}", f"expected {', '.join(_VALUES)}")
-            if argument.is_divisible and not argument.is_tensor:
-                raise self.error("types", f"{argument.name} is a divisible number", "remove `:16`")
-        assert self.stream
         for size in self.sizes:
             if len({size in config.constants for config in op.configs}) > 1:
                 raise self.error("config", f"some rows set {size}, and others do not", "set it in each row, or in none")
-        return CuteOp(**vars(op), layouts=layouts, names=tuple(names), stream=self.stream)
+        return CuteOp(**vars(op), layouts=layouts, names=tuple(names))
 
-    def layouts(self, names: list[str]) -> dict[str, tuple[str | int, ...]]:
+    def layouts(self) -> dict[str, tuple[str | int, ...]]:
         """Take the sizes out of the types, and add the conditions that they are for the op's arguments."""
         table = self.table
         types, requires = dict(table.get("types", {})), list(table.get("requires", ()))
@@ -107,27 +101,15 @@ class CuteReader(Reader):
                     requires.append(f"{value}.size({at}) == {known}")
                 self.passed.setdefault(size, f"{value}.size({at})")
             requires.append(f"{value}.stride(-1) == 1 or {value}.size(-1) <= 1")
-            for at in range(len(sizes) - 1) if match[3] else ():
-                requires.append(f"{value}.stride({at}) * {value}.element_size() % 16 == 0")
         table["types"], table["requires"] = types, requires
         return layouts
-
-
-def _stream(kernel: ast.FunctionDef) -> str | None:
-    """Return the parameter for the stream."""
-    for parameter in kernel.args.args:
-        if parameter.arg == "stream" or (
-            parameter.annotation and "stream" in ast.unparse(parameter.annotation).lower()
-        ):
-            return parameter.arg
-    return None
 
 
 def job(variant: Variant) -> dict[str, Any]:
     """Return the parameters that a variant is compiled with, for `compile_cute.py`."""
     op = variant.op
     assert isinstance(op, CuteOp)
-    parameters: dict[str, dict[str, Any]] = {op.stream: {"kind": "stream"}}
+    parameters: dict[str, dict[str, Any]] = {STREAM: {"kind": "stream"}}
     for argument in op.arguments:
         kind = variant.signature[argument.name]
         if argument.is_tensor:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from kernel_builder.aot.cpp_code import wrapped
 from kernel_format.errors import ConfigError
 
 # The operations that compute one value, with signed operands as `s`.
@@ -30,7 +31,6 @@ _IGNORED = ("intr.lifetime.start", "intr.lifetime.end", "intr.assume", "unreacha
 _DYNAMIC = -(2**31)  # an index that is an operand
 # cudaLaunchConfig_t, whose third member is the size of dynamic shared memory, and the fourth the stream.
 _CONFIGURATION = "!llvm.struct<(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32)>"
-_LINE = 120
 
 
 class Type(NamedTuple):
@@ -155,7 +155,8 @@ class _Translator:
                 lines += self.statements(operation)
         lines = [f"{kind} {', '.join(names)};" for kind, names in self.variables.items()] + lines
         head = "uint32_t NAME(aot::Kernel* kernels, int device, const void* const* arguments) {"
-        text = "\n".join([head, *(wrapped for line in lines for wrapped in _wrapped(line)), "}"])
+        indented = [line if line.startswith("block_") else f"  {line}" for line in lines]
+        text = "\n".join([head, *(part for line in indented for part in wrapped(line)), "}"])
         return Host(text, self.shared, tuple(arguments))
 
     def variable(self, name: str, text: str) -> Type:
@@ -289,12 +290,3 @@ def _constant(text: str, kind: Type) -> str:
 def _numbers(array: str) -> list[int]:
     """Return the numbers of `array<i64: 1, 0>`."""
     return [int(number) for number in re.findall(r"-?\d+", array.partition(":")[2])]
-
-
-def _wrapped(line: str) -> Iterator[str]:
-    indent = "" if line.startswith("block_") else "  "
-    while len(indent + line) > _LINE and " " in line[: _LINE - len(indent)]:
-        cut = line.rindex(" ", 0, _LINE - len(indent))
-        yield indent + line[:cut]
-        line, indent = line[cut + 1 :], "      "
-    yield indent + line

@@ -175,12 +175,12 @@ class Reader:
         options: The options of rows, and their defaults.
         passed: Constexpr -> the expression that the launch function passes for it.
         sizes: The names of tensors' sizes, which rows may set.
-        stream: The parameter of the kernel that is the stream.
+        supplied: The parameters of the kernel that are neither arguments nor constants.
     """
 
     options: Mapping[str, int] = OPTIONS
     sizes: Sequence[str] = ()
-    stream: str | None = None
+    supplied: Sequence[str] = ()
 
     def __init__(
         self, root: Path, source: Path, functions: Mapping[str, ast.FunctionDef], name: str, table: Mapping[str, Any]
@@ -312,7 +312,7 @@ class Reader:
                 if name not in (*names, *self.sizes):
                     hint = f"it has {', '.join(names)}; options are {', '.join(('when', *self.options))}"
                     raise self.error("config", f"{name} is neither a parameter of {kernel.name} nor an option", hint)
-            known = {*values, *constants, *self.table["arguments"], self.stream}
+            known = {*values, *constants, *self.table["arguments"], *self.supplied}
             if missing := [name for name in names if name not in known and name not in optional]:
                 raise self.error(
                     "config",

@@ -93,6 +93,17 @@ __device__ __forceinline__ void cp_async(Word* to, const void* from) {
   cp_async<Word, kCacheL1>(shared_address(to), from);
 }
 
+// Copies 16 bytes as `cp_async`, or fills them with zeros without reading.
+__device__ __forceinline__ void cp_async_or_zero(uint4* to, const uint4* from, bool is_copied) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(is_copied ? 16 : 0)
+               : "memory");
+#else
+  *to = is_copied ? *from : uint4{};
+#endif
+}
+
 // Commits the copies since the last call as one group.
 __device__ __forceinline__ void cp_async_commit() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800

@@ -148,23 +148,33 @@ inline int compiled_capability() {
   return capability;
 }
 
-// Launches a kernel that calls `grid_wait`. A launch error is also left for cudaGetLastError.
+// Launches a kernel that calls `grid_wait`, in clusters of blocks; clusters of several are for capability 9.0 and
+// later. A launch error is also left for cudaGetLastError.
 template <typename... Parameters>
-cudaError_t launch_with_pdl(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
-                            cudaStream_t stream, Parameters... parameters) {
-  cudaLaunchAttribute pdl{};
-  pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  pdl.val.programmaticStreamSerializationAllowed = 1;
+cudaError_t launch_clusters_with_pdl(void (*kernel)(Parameters...), dim3 blocks, dim3 cluster, dim3 threads,
+                                     size_t shared_bytes, cudaStream_t stream, Parameters... parameters) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {cluster.x, cluster.y, cluster.z};
   cudaLaunchConfig_t config{};
   config.gridDim = blocks;
   config.blockDim = threads;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = &pdl;
+  config.attrs = attributes;
   // Code for less than 9.0 has no grid wait, so it must not start early.
-  config.numAttrs = compiled_capability() >= 90 ? 1 : 0;
+  config.numAttrs = compiled_capability() < 90 ? 0 : cluster.x * cluster.y * cluster.z == 1 ? 1 : 2;
   void* arguments[] = {&parameters...};
   return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
+}
+
+// The same without clusters.
+template <typename... Parameters>
+cudaError_t launch_with_pdl(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
+                            cudaStream_t stream, Parameters... parameters) {
+  return launch_clusters_with_pdl(kernel, blocks, dim3(1), threads, shared_bytes, stream, parameters...);
 }
 
 #endif

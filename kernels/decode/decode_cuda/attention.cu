@@ -1,16 +1,19 @@
 // Attention of one token per sequence over a cache, on CUDA.
 //
 // Beyond naive/decode.cu: keys and values are read once for all query heads of a key head, which are the rows of tensor
-// core products; the tokens of the cache are divided among blocks, whose sums a second kernel adds up; a warp
-// multiplies one tile of the cache while the next is on its way to shared memory; tiles of a constant cache are read
-// while the previous kernel runs; the token's own key and value are written to the cache on the way.
+// core products; the tokens of the cache are divided among blocks, whose sums a cluster of blocks adds up through its
+// shared memory, or a second kernel; a warp multiplies one tile of the cache while the next is on its way to shared
+// memory; tiles of a constant cache are read while the previous kernel runs; the token's own key and value are written
+// to the cache on the way.
 //
 // Reads:    keys and values of the tokens that the mask includes, once, and some that it excludes.
 // Writes:   `out`, `parts`, and `key` and `value` at the position of the new ones.
 // Must not: allocate, synchronize, or use another stream than the one given; add in an order that varies.
+#include <cooperative_groups.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <climits>
 #include <cstdint>
 
 #include "decode/problem.h"
@@ -22,26 +25,60 @@ namespace {
 
 using namespace kit;
 
-constexpr int kMostSplits = 32;   // one for each lane of a warp of `sum_kernel`
+constexpr int kMostSplits = 128;
+constexpr int kMostBlocksOfCluster = 8;
 constexpr int kLeastTokens = 48;  // per split, if there is more than one
 
-// Divides the tokens where otherwise SMs would have no block. A block takes as long as the reading of 384 more tokens,
-// and adding up the splits as that of 192 (H100): fitted to caches of 330 to 8,192 tokens and 4 to 256 blocks.
+// Divides the tokens in the way that takes the least time by a model, in tokens of 128 elements that a block reads
+// meanwhile. It is fitted on an H200 to 52 calls of 1 to 16 sequences, 1 to 32 key heads and 64 to 131,072 tokens,
+// which take 1.02 times the time of the fastest division in the mean.
 cudaError_t divide(const Attention& problem, Division* division) {
   const auto per_key_head = static_cast<int>(problem.query_heads / problem.key_heads);
+  const auto elements = static_cast<int>(problem.elements), tokens = static_cast<int>(problem.tokens);
   // The registers of a block hold the sums of 16 heads of 128 elements, or of 8 of 256.
-  division->heads = std::min(per_key_head, problem.elements > 2 * kChunk ? kMostHeads / 2 : kMostHeads);
+  division->heads = std::min(per_key_head, elements > 2 * kChunk ? kMostHeads / 2 : kMostHeads);
   division->head_blocks = (per_key_head + division->heads - 1) / division->heads;
   DeviceProperties device;
   if (const cudaError_t error = current_device_properties(&device); error != cudaSuccess) return error;
-  const int64_t blocks = problem.batch * problem.key_heads * division->head_blocks;
-  int64_t least = INT64_MAX;
-  for (int splits = 1; splits == 1 || (splits <= kMostSplits && splits * kLeastTokens <= problem.tokens); ++splits) {
-    const int64_t rounds = (blocks * splits + device.sms - 1) / device.sms;
-    const int64_t cost = rounds * (problem.tokens / splits + 384) + (splits > 1 ? 192 : 0);
-    if (cost >= least) continue;
-    least = cost;
+  const auto blocks = static_cast<int>(problem.batch * problem.key_heads * division->head_blocks);
+  const int blocks_per_sm = elements <= kChunk ? 2 : 1, width = std::max(elements, kChunk);
+  const int tokens_at_once = kTokens * (elements > 2 * kChunk ? 4 : 8);  // of a block
+  const int slots = device.sms * blocks_per_sm;
+  // The share of the blocks that fit which run at once: clusters need adjacent SMs, and the next kernel should find
+  // one.
+  const auto percent = [&](int splits, bool is_cluster) {
+    if (splits == 1 || (is_cluster && splits == 2 && blocks_per_sm == 1)) return 100;
+    return blocks_per_sm == 2 ? (is_cluster ? 86 : 93) : is_cluster ? 76 : 92;
+  };
+  // Three quarters of the blocks that fit read at the speed of the memory.
+  const auto least_read = static_cast<int>(100 * problem.tokens * blocks / (74 * slots));
+  int least = INT_MAX;
+  const auto consider = [&](int splits, bool is_cluster) {
+    const int at_once = std::max(1, slots * percent(splits, is_cluster) / 100);
+    const int rounds = (blocks * splits + at_once - 1) / at_once, step = tokens_at_once * splits;
+    const int read = tokens <= step ? (tokens + splits - 1) / splits : (tokens + step - 1) / step * tokens_at_once;
+    const auto heads = static_cast<int>(problem.batch * problem.query_heads);
+    const int adding_up = splits == 1  ? 0
+                          : is_cluster ? 192 * 128 / width
+                                       : 256 * 128 / width + 2 * splits + 2 * heads * splits / device.sms;
+    const int time = std::max(rounds * read, least_read) + rounds * 128 * 128 / width + adding_up;
+    if (time >= least) return;
+    least = time;
     division->splits = splits;
+    division->is_cluster = is_cluster;
+  };
+  consider(1, false);
+  const int most = std::min(kMostSplits, tokens / kLeastTokens);
+  if (compiled_capability() >= 90) {
+    for (int splits = 2; splits <= std::min(most, kMostBlocksOfCluster); ++splits) consider(splits, true);
+  }
+  for (int splits = 2; splits <= std::min(most, 16); ++splits) consider(splits, false);
+  // More splits pay only where all blocks run at once: the most, or fewer that read no more tokens each.
+  const int fitting = std::min(most, slots * percent(most, false) / 100 / blocks);
+  if (fitting > 16) {
+    const int step = tokens_at_once * fitting, reads = (tokens + step - 1) / step;
+    consider(fitting, false);
+    consider((tokens + tokens_at_once * reads - 1) / (tokens_at_once * reads), false);
   }
   return cudaSuccess;
 }
@@ -49,7 +86,7 @@ cudaError_t divide(const Attention& problem, Division* division) {
 // From the sums of a head in shared memory to those of the next: padded, so that stores hit different banks.
 template <int kChunks>
 constexpr int kSumRow = kChunks * kChunk + 4;
-constexpr size_t kStaticBytes = 2 * sizeof(float) * 8 * kMostHeads;  // of shared memory, at most
+constexpr size_t kStaticBytes = 6 * 1024;  // of shared memory, at most
 
 // Of the parts of a query head, one for each split: [splits][elements + 2], each the sums, the largest score and the
 // weights relative to it.
@@ -87,6 +124,7 @@ struct WarpSums {
         score = factor_of(score, overall);
         weights[h] += score;
       }
+      if (!__any_sync(kAllLanes, factor != 1.0f)) continue;
 #pragma unroll
       for (int j = 0; j < kChunks; ++j) {
 #pragma unroll
@@ -145,12 +183,38 @@ struct WarpSums {
   }
 };
 
+// Sums of one head and one element: each relative to its own largest score, in any order that is the same each time.
+struct Sums {
+  float largest = -INFINITY, weight = 0.0f, value = 0.0f;
+
+  __device__ __forceinline__ float result() const { return weight > 0.0f ? value / weight : 0.0f; }
+};
+
+// Adds up `count` sums, of which `at(i)` returns one.
+template <int kMost, typename At>
+__device__ __forceinline__ Sums add_up(int count, const At& at) {
+  Sums all[kMost], total;
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) {
+    if (i < count) all[i] = at(i);
+    total.largest = fmaxf(total.largest, all[i].largest);
+  }
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) {
+    const float factor = factor_of(all[i].largest, total.largest);
+    total.weight = fmaf(factor, all[i].weight, total.weight);
+    total.value = fmaf(factor, all[i].value, total.value);
+  }
+  return total;
+}
+
 // Adds up the warps of the block, in the memory of the ring, and writes the result, or the split's part of it.
 template <typename T, int kChunks, bool kWide>
 __device__ __forceinline__ void write_sums(const Tiles<T, kChunks>& tiles, const WarpSums<T, kChunks, kWide>& sums,
                                            const Division& division) {
   constexpr int kWarps = kWarpsFor<kChunks>, kRows = kWide ? kMostHeads : kMostHeads / 2;
   __shared__ float warp_largest[kWarps][kMostHeads], warp_weights[kWarps][kMostHeads];
+  __shared__ float block_largest[kMostHeads], block_weights[kMostHeads];
   const Attention& problem = tiles.problem;
   const int elements = tiles.elements, heads = tiles.heads;
   auto* const warp_sums = reinterpret_cast<float*>(tiles.ring);
@@ -165,29 +229,39 @@ __device__ __forceinline__ void write_sums(const Tiles<T, kChunks>& tiles, const
   __syncthreads();  // no warp reads its tiles any more
   sums.share_values(tiles, warp_sums);
   __syncthreads();
+  const int64_t first_head = tiles.batch * problem.query_heads + tiles.first_head;
+  auto* const out = static_cast<T*>(problem.out) + first_head * elements;
   for (int i = static_cast<int>(threadIdx.x); i < heads * elements; i += kWarps * kWarp) {
     const int h = i / elements, element = i % elements;
-    float overall = -INFINITY, weight = 0.0f, sum = 0.0f;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) overall = fmaxf(overall, warp_largest[w][h]);
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      const float factor = factor_of(warp_largest[w][h], overall);
-      weight = fmaf(factor, warp_weights[w][h], weight);
-      sum = fmaf(factor, warp_sums[(w * kRows + h) * kSumRow<kChunks> + element], sum);
-    }
-    const int64_t head = tiles.batch * problem.query_heads + tiles.first_head + h;
+    const Sums total = add_up<kWarps>(kWarps, [&](int w) {
+      return Sums{warp_largest[w][h], warp_weights[w][h], warp_sums[(w * kRows + h) * kSumRow<kChunks> + element]};
+    });
     if (division.splits == 1) {
-      static_cast<T*>(problem.out)[head * elements + element] = encode<T>(weight > 0.0f ? sum / weight : 0.0f);
+      out[i] = encode<T>(total.result());
       continue;
     }
-    float* const part = part_of(problem.parts, head, static_cast<int>(blockIdx.x), division.splits, elements);
-    part[element] = sum;
-    if (element == 0) {
-      part[elements] = overall;
-      part[elements + 1] = weight;
-    }
+    float* const part = part_of(problem.parts, first_head + h, static_cast<int>(blockIdx.x), division.splits, elements);
+    // In place of the first warp's, which no other thread reads.
+    (division.is_cluster ? warp_sums + h * kSumRow<kChunks> : part)[element] = total.value;
+    if (element != 0) continue;
+    (division.is_cluster ? block_largest[h] : part[elements]) = total.largest;
+    (division.is_cluster ? block_weights[h] : part[elements + 1]) = total.weight;
   }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if (!division.is_cluster) return;
+  const auto cluster = cooperative_groups::this_cluster();
+  cluster.sync();
+  const int threads = kWarps * kWarp * division.splits;
+  for (int i = static_cast<int>(cluster.thread_rank()); i < heads * elements; i += threads) {
+    const int h = i / elements, element = i % elements;
+    const Sums total = add_up<kMostBlocksOfCluster>(division.splits, [&](int rank) {
+      return Sums{cluster.map_shared_rank(block_largest, rank)[h], cluster.map_shared_rank(block_weights, rank)[h],
+                  cluster.map_shared_rank(warp_sums, rank)[h * kSumRow<kChunks> + element]};
+    });
+    out[i] = encode<T>(total.result());
+  }
+  cluster.sync();  // the others have read the shared memory of this block
+#endif
 }
 
 // `stages` tiles of a warp fit in shared memory: 2 or 1.
@@ -211,7 +285,8 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp, kChunks == 1 ? 2 : 
 
   const int64_t position = problem.position == nullptr ? -1 : *problem.position;
   const bool* const mask = problem.mask == nullptr ? nullptr : problem.mask + tiles.batch * problem.mask_stride;
-  const Queries<T, kChunks, kWide> queries(tiles);
+  __shared__ uint4 shared_queries[Queries<T, kChunks, kWide>::kSharedVectors];
+  const Queries<T, kChunks, kWide> queries(tiles, shared_queries);
   WarpSums<T, kChunks, kWide> sums;
   const float scale = problem.scale * 1.4426950408889634f;  // log2(e)
   uint32_t next_included = tiles.included(mask, first_tile);
@@ -245,43 +320,58 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp, kChunks == 1 ? 2 : 
   write_sums(tiles, sums, division);
 }
 
-// Adds up the parts of a query head: a block for each. Lane i of a warp has the factor of split i.
-constexpr int kSumThreads = 128;
+// Adds up the parts of a query head: a block for each. Groups of threads take every so many splits, and lane i of a
+// warp has the factors of splits i, i + 32 and so on.
+constexpr int kSumThreads = 256;
 template <typename T>
 __global__ void __launch_bounds__(kSumThreads) sum_kernel(float* parts, int splits, int elements, T* out) {
   trigger_next_grid();
+  constexpr int kOfLane = kMostSplits / kWarp, kLoads = 8;  // loads of a thread before the first use
+  __shared__ float factors[kMostSplits], group_sums[kSumThreads];
   const int64_t head = blockIdx.x;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp;
+  const int width = elements <= kChunk ? kChunk : elements <= 2 * kChunk ? 2 * kChunk : kMostElements;
+  const int groups = kSumThreads / width, group = thread / width, element = thread % width;
+  const bool has_element = element < elements;
   grid_wait();
-  const float* const of_lane = part_of(parts, head, min(lane, splits - 1), splits, elements) + elements;
-  const float largest = lane < splits ? of_lane[0] : -INFINITY, weights = lane < splits ? of_lane[1] : 0.0f;
-  constexpr int kRounds = (kMostElements + kSumThreads - 1) / kSumThreads;
-  float values[kRounds][kMostSplits];  // all are loaded before the first is used
+  const auto part = [&](int split) { return part_of(parts, head, split, splits, elements); };
+  const auto value = [&](int split) { return split < splits && has_element ? part(split)[element] : 0.0f; };
+  float values[kLoads];
+  float2 scores[kOfLane];  // the largest, and weights relative to it
 #pragma unroll
-  for (int round = 0; round < kRounds; ++round) {
-    const int element = round * kSumThreads + static_cast<int>(threadIdx.x);
-#pragma unroll
-    for (int i = 0; i < kMostSplits; ++i) {
-      values[round][i] = i < splits && element < elements ? part_of(parts, head, i, splits, elements)[element] : 0.0f;
-    }
+  for (int i = 0; i < kOfLane; ++i) {
+    const int split = lane + i * kWarp;
+    scores[i] = split < splits ? *reinterpret_cast<const float2*>(part(split) + elements) : float2{-INFINITY, 0.0f};
   }
-  float overall = largest;
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) values[i] = value(group + i * groups);
+  float overall = -INFINITY, weight = 0.0f, sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kOfLane; ++i) overall = fmaxf(overall, scores[i].x);
 #pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
     overall = fmaxf(overall, __shfl_xor_sync(kAllLanes, overall, offset));
   }
-  const float factor = factor_of(largest, overall);
-  float weight = factor * weights;
+#pragma unroll
+  for (int i = 0; i < kOfLane; ++i) {
+    const float factor = factor_of(scores[i].x, overall);
+    weight = fmaf(factor, scores[i].y, weight);
+    if (thread < kWarp) factors[lane + i * kWarp] = factor;
+  }
 #pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2) weight += __shfl_xor_sync(kAllLanes, weight, offset);
+  __syncthreads();
 #pragma unroll
-  for (int round = 0; round < kRounds; ++round) {
-    const int element = round * kSumThreads + static_cast<int>(threadIdx.x);
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kMostSplits; ++i) sum = fmaf(__shfl_sync(kAllLanes, factor, i), values[round][i], sum);
-    if (element < elements) out[head * elements + element] = encode<T>(weight > 0.0f ? sum / weight : 0.0f);
+  for (int i = 0; i < kLoads; ++i) sum = fmaf(factors[min(group + i * groups, kMostSplits - 1)], values[i], sum);
+#pragma unroll kLoads
+  for (int split = group + kLoads * groups; split < splits; split += groups) {
+    sum = fmaf(factors[split], value(split), sum);
   }
+  group_sums[thread] = sum;
+  __syncthreads();
+  if (group > 0 || !has_element) return;
+  for (int i = 1; i < groups; ++i) sum += group_sums[i * width + element];
+  out[head * elements + element] = encode<T>(weight > 0.0f ? sum / weight : 0.0f);
 }
 
 template <typename T, int kChunks, bool kWide>
@@ -304,9 +394,10 @@ void launch(const Attention& problem, const Division& division, bool constant_ca
   }
   const dim3 grid(division.splits, static_cast<unsigned>(problem.key_heads * division.head_blocks),
                   static_cast<unsigned>(problem.batch));
-  launch_with_pdl(kernel, grid, dim3(kWarpsFor<kChunks> * kWarp), bytes, stream, problem, division, stages,
-                  constant_cache);
-  if (division.splits == 1) return;
+  const dim3 cluster(division.is_cluster ? division.splits : 1);
+  launch_clusters_with_pdl(kernel, grid, cluster, dim3(kWarpsFor<kChunks> * kWarp), bytes, stream, problem, division,
+                           stages, constant_cache);
+  if (division.splits == 1 || division.is_cluster) return;
   launch_with_pdl(sum_kernel<T>, dim3(static_cast<unsigned>(problem.batch * problem.query_heads)), dim3(kSumThreads), 0,
                   stream, problem.parts, division.splits, static_cast<int>(problem.elements),
                   static_cast<T*>(problem.out));
@@ -329,7 +420,8 @@ int attention_parts(const Attention& problem, int64_t* floats) {
   *floats = 0;
   Division division{};
   if (const cudaError_t error = divide(problem, &division); error != cudaSuccess) return error;
-  if (division.splits > 1) *floats = problem.batch * problem.query_heads * division.splits * (problem.elements + 2);
+  if (division.splits > 1 && !division.is_cluster)
+    *floats = problem.batch * problem.query_heads * division.splits * (problem.elements + 2);
   return cudaSuccess;
 }
 

@@ -30,6 +30,7 @@ struct Division {
   int heads;        // query heads per block, at most kMostHeads
   int head_blocks;  // blocks for the query heads of a key head
   int splits;       // of the tokens
+  bool is_cluster;  // of the blocks of all splits, which add up their sums; else `sum_kernel` does
 };
 
 __device__ __forceinline__ const char* at(const Heads& heads, int64_t batch, int64_t head, int64_t token, int bytes) {
@@ -166,12 +167,14 @@ struct Tiles {
 #pragma unroll
     for (int c = 0; c < kTileVectors; c += kWarp) {
       const int r = (c + lane) / kRowVectors, v = (c + lane) % kRowVectors;
-      cp_async(key_at(stage, r, v), vector_at(row(problem.key, tile + r), v * 8));
+      cp_async_or_zero(key_at(stage, r, v), vector_at(row(problem.key, tile + r), v * 8),
+                       kChunks > 2 || v * 8 < elements);
     }
 #pragma unroll
     for (int c = 0; c < kTileVectors; c += kWarp) {
       const int r = (c + lane) / kRowVectors, v = (c + lane) % kRowVectors;
-      cp_async(value_at(stage, r, v), vector_at(row(problem.value, tile + r), v * 8));
+      cp_async_or_zero(value_at(stage, r, v), vector_at(row(problem.value, tile + r), v * 8),
+                       kChunks > 2 || v * 8 < elements);
     }
   }
 
@@ -187,29 +190,47 @@ struct Tiles {
   }
 };
 
-// The queries of a lane's heads g and g + 8, normalized and rotated.
+// The queries of a lane's heads g and g + 8, normalized and rotated. Those of heads of more than 128 elements are in
+// shared memory, since the registers hold the sums.
 template <typename T, int kChunks, bool kWide>
 struct Queries {
-  uint4 low[2 * kChunks], high[kWide ? 2 * kChunks : 1]{};
+  static constexpr bool kIsShared = kChunks > 2;
+  static constexpr int kVectors = 2 * kChunks, kSharedVectors = kIsShared ? kVectors * kWarp : 1;
 
-  __device__ __forceinline__ explicit Queries(const Tiles<T, kChunks>& tiles) {
+  uint4 low[kIsShared ? 1 : kVectors], high[kWide ? kVectors : 1]{};
+  const uint4* shared;
+
+  // `shared` has kSharedVectors vectors. All threads of the block call this.
+  __device__ __forceinline__ Queries(const Tiles<T, kChunks>& tiles, uint4* shared) : shared(shared + tiles.lane) {
     const Attention& problem = tiles.problem;
+    const auto load = [&](int head, uint4(&vectors)[kVectors]) {
 #pragma unroll
-    for (int i = 0; i < 2 * kChunks; ++i) {
-      const int element = i * 32 + tiles.t * 8;
-      const auto of_head = [&](int head) {
+      for (int i = 0; i < kVectors; ++i) {
+        const int element = i * 32 + tiles.t * 8;
         const char* const from =
             at(problem.query, tiles.batch, tiles.first_head + min(head, tiles.heads - 1), 0, sizeof(T));
         const uint4 word = load_word(tiles.vector_at(from, element));
-        return head < tiles.heads && element < tiles.elements ? word : uint4{};
-      };
-      low[i] = of_head(tiles.g);
-      if (kWide) high[i] = of_head(tiles.g + 8);
+        vectors[i] = head < tiles.heads && element < tiles.elements ? word : uint4{};
+      }
+      if (problem.rotary.cos == nullptr) return;
+      rotate<T, kChunks>(vectors, problem.rotary, problem.rotary.query_weight, tiles.batch, tiles.t);
+    };
+    if constexpr (kIsShared) {
+      static_assert(!kWide);
+      uint4 vectors[kVectors];
+      load(tiles.g, vectors);
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        if (tiles.warp == 0) shared[i * kWarp + tiles.lane] = vectors[i];
+      }
+      __syncthreads();
+    } else {
+      load(tiles.g, low);
+      if constexpr (kWide) load(tiles.g + 8, high);
     }
-    if (problem.rotary.cos == nullptr) return;
-    rotate<T, kChunks>(low, problem.rotary, problem.rotary.query_weight, tiles.batch, tiles.t);
-    if constexpr (kWide) rotate<T, kChunks>(high, problem.rotary, problem.rotary.query_weight, tiles.batch, tiles.t);
   }
+
+  __device__ __forceinline__ uint4 low_at(int i) const { return kIsShared ? shared[i * kWarp] : low[i]; }
 };
 
 // Writes the new key and value to the cache, and in place of the copies in the tile: these do not wait for the
@@ -253,16 +274,19 @@ __device__ __forceinline__ void write_new_token(const Tiles<T, kChunks>& tiles, 
 template <typename T, int kChunks, bool kWide>
 __device__ __forceinline__ void multiply_keys(const Tiles<T, kChunks>& tiles, const Queries<T, kChunks, kWide>& queries,
                                               int stage, float (&scores)[2][4]) {
+  float halves[2][4]{};  // a second sum of each score, since a product waits for the sum that it is added to
 #pragma unroll
   for (int j = 0; j < 2 * kChunks; ++j) {
-    const uint4 low = queries.low[j], high = kWide ? queries.high[j] : uint4{};
+    const uint4 low = queries.low_at(j), high = kWide ? queries.high[j] : uint4{};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint4 key = *tiles.key_vector(stage, i, j);
       multiply<T>(scores[i], low.x, high.x, low.y, high.y, key.x, key.y);
-      multiply<T>(scores[i], low.z, high.z, low.w, high.w, key.z, key.w);
+      multiply<T>(halves[i], low.z, high.z, low.w, high.w, key.z, key.w);
     }
   }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) scores[i / 4][i % 4] += halves[i / 4][i % 4];
 }
 
 }  // namespace

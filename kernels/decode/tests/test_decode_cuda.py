@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from reference_decode import eager_linear, kernel
 from test_decode_compile import step, step_inputs
 from testing import (
@@ -47,18 +48,26 @@ def test_graph():
         assert torch.equal(key, caches[0]) and torch.equal(value, caches[1])
 
 
+# Tiles of 16 outputs per SM: for each way of `choose` in linear.cu, with blocks that share a tile and without.
+TILES = [0.25, 0.5, 1.1, 1.4, 2, 2.4, 3, 4, 6]
+
+
 @gpu
-@pytest.mark.parametrize("inputs", [1000, 4096])
-def test_more_blocks_than_sms(inputs):
-    """Another kernel computes them than few blocks, with the same bits."""
-    weight = random(torch.cuda.get_device_properties(0).multi_processor_count * 16 + 1, inputs, dtype=torch.bfloat16)
+@pytest.mark.parametrize("inputs", [1000, 4096, 8200, 14336])
+@pytest.mark.parametrize("tiles", TILES)
+def test_ways_to_read_the_weights(tiles, inputs):
+    outputs = int(torch.cuda.get_device_properties(0).multi_processor_count * tiles) * 16 - 1
+    weight = random(outputs, inputs, dtype=torch.bfloat16)
     for rows in (1, 8):
         x = random(rows, inputs, dtype=torch.bfloat16)
         out = kernel.linear(x, weight)
         assert_as_good(out, eager_linear(x, weight), eager_linear(*doubles([x, weight])))
-        assert torch.equal(out[:, :1000], kernel.linear(x, weight[:1000]))
-        gated = kernel.gated_linear(x, weight, weight)
-        assert torch.equal(gated[:, :500], kernel.gated_linear(x, weight[:500], weight[:500]))
+        assert torch.equal(out, kernel.linear(x, weight))
+        gate, up = weight[: outputs // 2], weight[-(outputs // 2) :]
+        reference, expected = (
+            F.silu(F.linear(y, g)) * F.linear(y, u) for y, g, u in ((x, gate, up), doubles([x, gate, up]))
+        )
+        assert_as_good(kernel.gated_linear(x, gate, up), reference, expected)
 
 
 @gpu

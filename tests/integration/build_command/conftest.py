@@ -22,7 +22,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kernel_builder.cli import main
-from kernel_builder.toolchain import Toolchains
+from kernel_format.cache_directory import default_cache
 from kernel_format.errors import KernelBuilderError
 from kernel_format.files import debugging
 from tests.support.fork_server import ForkServer
@@ -234,11 +234,9 @@ def cache(new_cache: NewCache) -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a cache for tests that only need a built package: they share its objects."""
-    cache = tmp_path_factory.mktemp("shared-cache")
-    (cache / "toolchains").symlink_to(Toolchains().store.root)
-    return cache
+def shared_cache() -> Path:
+    """Return the user's cache, for tests that only need a built package: they share its objects, also between runs."""
+    return default_cache()
 
 
 @pytest.fixture(scope="session")

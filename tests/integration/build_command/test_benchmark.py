@@ -96,6 +96,7 @@ def test_bad_selections_have_clear_errors(
     assert done.exit_code == 3 and f"hint: kernel-builder build {unbuilt} --backend cpu" in done.stderr
 
 
+@pytest.mark.nightly  # Inductor takes 9 s of CPU time
 def test_torch_compile_is_a_peer(scale: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     # Every process would compile programs to learn which vector instructions the compiler supports.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from kernel_format.errors import ConfigError
 from tests.integration.build_command.conftest import Copy, Run, replace
 
@@ -17,6 +19,11 @@ base = get_kernel_dep("org/stable-scale")
 def doubled(x):
     return base.scaled(x, 2.0)
 """
+
+
+@pytest.fixture
+def cache(shared_cache: Path) -> Path:
+    return shared_cache
 
 
 def write_top(directory: Path, *depends: str) -> Path:

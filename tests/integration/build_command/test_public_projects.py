@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from kernel_builder import elf
@@ -112,7 +114,7 @@ def test_the_package_and_its_modules_import_by_name(copy_project: Copy, kernel_b
         assert run_python(IMPORT_BY_NAME, project, *order) == "No module named 'python_only.missing'"
 
 
-def test_the_full_abi_before_the_stable_abi(copy_project: Copy, kernel_builder: Run) -> None:
+def test_the_full_abi_before_the_stable_abi(copy_project: Copy, shared_cache: Path, kernel_builder: Run) -> None:
     """One command builds for the installed Torch on the full C++ ABI, also with nvcc, and for later ones."""
     installed = Release.parse(".".join(torch.__version__.split(".")[:2]))
     later = Release(installed.major, installed.minor + 1)
@@ -121,7 +123,8 @@ def test_the_full_abi_before_the_stable_abi(copy_project: Copy, kernel_builder: 
     full, stable = full_abi(installed, "cpu"), f"torch-stable-abi{later.digits}-cpu-x86_64-linux"
     cuda = full_abi(installed, "cu130")
     chosen = [option for variant in (full, stable, cuda) for option in ("--variant", variant)]
-    packages = {built["variant"]: built for built in kernel_builder.build(project, *chosen)["packages"]}
+    answer = kernel_builder.build(project, *chosen, cache=shared_cache)
+    packages = {built["variant"]: built for built in answer["packages"]}
     assert packages.keys() == {full, stable, cuda}
     assert "load" in packages[full]["passed-checks"] and "torch-stable-abi" in packages[stable]["passed-checks"]
     needed = {name: elf.read(next((project / "build" / name).glob("*.so"))).needed for name in packages}

@@ -42,6 +42,11 @@ for directory in sys.argv[1:]:
 """
 
 
+@pytest.fixture
+def cache(shared_cache: Path) -> Path:
+    return shared_cache
+
+
 needs_cargo = pytest.mark.skipif(shutil.which("cargo") is None, reason="needs cargo: apt-get install cargo, or rustup")
 
 

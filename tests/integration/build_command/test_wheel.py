@@ -56,6 +56,11 @@ def wheels(kernel_builder: Run, project: Path, *arguments: str | Path) -> Done:
 
 
 @pytest.fixture
+def cache(shared_cache: Path) -> Path:
+    return shared_cache
+
+
+@pytest.fixture
 def built(copy_project: Copy, kernel_builder: Run) -> Path:
     """A project with a submodule and a package for this machine's CPU."""
     project = copy_project("stable-scale")

@@ -16,6 +16,7 @@ from tests.support.places import ROOT
 BUILDER = shlex.quote(str(Path(sys.executable).with_name("kernel-builder")))
 
 
+@pytest.mark.nightly  # two judgements and a build take 20 s of CPU time
 @pytest.mark.timeout(300)
 def test_the_commands_with_which_an_agent_writes_a_kernel(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "search.md").read_text().partition("examples/search")[2].partition("\n## ")[0]

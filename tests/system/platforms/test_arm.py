@@ -11,6 +11,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from kernel_builder import elf
+from kernel_format.cache_directory import default_cache
 from kernel_format.errors import BuildError, ToolchainError, VariantError
 from kernel_format.metadata import PackageMetadata
 from tests.integration.build_command.conftest import Copy, NewCache, Run, assert_refused, replace, run_python, untouched
@@ -43,8 +44,8 @@ def _device_code(package: Path) -> bytes:
 
 
 @needs_compiler
-def test_both_platforms_in_one_build(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
-    project, cache = copy_project("stable-scale"), new_cache("cache")
+def test_both_platforms_in_one_build(copy_project: Copy, kernel_builder: Run) -> None:
+    project, cache = copy_project("stable-scale"), default_cache()
     done = kernel_builder(cache, "build", project, "--platform", "all")
     assert done.code == 0, done
     packages = {package["variant"]: package for package in done.answer["packages"]}

@@ -58,7 +58,7 @@ def test_every_reference_is_read() -> None:
         assert all(listing.language in {"sh", "python", "toml", "cpp", "cuda"} for listing in listings(reference))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # builds, tests, a judgement and a benchmark take 23 s of CPU time
 def test_every_listing_works(tmp_path: Path) -> None:
     project = tmp_path / "rms-scale"
     for reference in ORDER:

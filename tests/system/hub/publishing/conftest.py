@@ -52,18 +52,13 @@ def own_hub(start_hub: Callable[..., RunningHub]) -> RunningHub:
 @pytest.fixture(scope="session")
 def _built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     root = tmp_path_factory.mktemp("built")
-    cache = root / "cache"
-    cache.mkdir()
-    shared = Toolchains().store.root
-    shared.mkdir(parents=True, exist_ok=True)
-    (cache / "toolchains").symlink_to(shared, target_is_directory=True)
     made: dict[str, Path] = {}
 
     def build_once(project: str, *variants: str) -> Path:
         if project not in made:
             made[project] = root / project
             shutil.copytree(PROJECTS / project, made[project], ignore=shutil.ignore_patterns("build"))
-            build(BuildRequest((made[project],), variants=variants, load=False), Toolchains(cache=cache))
+            build(BuildRequest((made[project],), variants=variants, load=False), Toolchains())
         return made[project]
 
     return build_once

@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from kernel_builder.config.variant import this_platform
-from kernel_builder.toolchain import Toolchains
 from tests.support.places import CPU, PROJECTS, ROOT
 from tests.support.running_hub import RunningHub
 from tests.unit.config.test_changed import commit, git
@@ -103,11 +102,8 @@ class ManyKernels:
             (project / "tests" / "test_load.py").write_text(TEST)
         (self.root / "scripts").mkdir()  # no project
         git(self.root, "init", "--quiet")
-        (root / "cache").mkdir()
-        (root / "cache" / "toolchains").symlink_to(Toolchains().store.root, target_is_directory=True)
         self.environment = {
             **{key: value for key, value in hub.environment.items() if key not in {"HF_TOKEN", "HF_ENDPOINT"}},
-            "KERNEL_BUILDER_CACHE": str(root / "cache"),
             "GITHUB_API_URL": github.url,
             "GITHUB_REPOSITORY": REPOSITORY,
             "GITHUB_REF_NAME": "main",

@@ -13,7 +13,6 @@ import yaml
 
 from kernel_builder.config.variant import this_platform
 from kernel_builder.hub.verification import verify
-from kernel_builder.toolchain import Toolchains
 from tests.support.places import CPU, PROJECTS, ROOT
 from tests.support.running_hub import RunningHub
 
@@ -66,11 +65,9 @@ def test_the_release_rehearsed_against_our_own_hub(
     # Only the job that publishes has Torch.
     (tmp_path / "without" / "torch").mkdir(parents=True)
     (tmp_path / "without" / "torch" / "__init__.py").write_text("raise ImportError('not on this runner')\n")
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "toolchains").symlink_to(Toolchains().store.root, target_is_directory=True)
     environment = {key: value for key, value in hub.environment.items() if key not in {"HF_TOKEN", "HF_ENDPOINT"}}
     environment |= {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "org/kernels", "GITHUB_RUN_ID": "7"}
-    environment |= {"KERNEL_BUILDER_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path / "without")}
+    environment["PYTHONPATH"] = str(tmp_path / "without")
     context = {
         "inputs.projects": "kernels/python-only kernels/stable-scale",
         "inputs.owner": OWNER,
@@ -143,7 +140,8 @@ def test_the_gpu_job_rehearsed_without_a_gpu(tmp_path: Path) -> None:
         "inputs.packages": "false",
         "inputs.benchmark-options": "--rounds 3 --against eager --only device --shapes 64x64",
     }
-    Rehearsal(checkout, context, dict(os.environ), "gpu.yml").job("gpu")
+    # The tests of a new project are in test_first_kernel.py.
+    Rehearsal(checkout, context, {**os.environ, "PYTEST_ADDOPTS": "-m kernels_ci"}, "gpu.yml").job("gpu")
     results = json.loads((checkout / "benchmark-results" / "relu.json").read_text())
     assert results["kernel"] == "relu"
     assert results["rows"]
