@@ -87,7 +87,9 @@ def _api(api: Api) -> str:
             shown = f"{member.kind} {name}"
         else:
             continue
-        lines.append(f"\n```python\n{shown}\n```" + (f"\n\n{member.summary}" if member.summary else ""))
+        lines.append(f"\n```python\n{shown}\n```")
+        summary, _, details = member.documentation.partition("\n\n")
+        lines += [f"\n{summary}"] * bool(summary) + [f"\n````text\n{details}\n````"] * bool(details)
     if api.ops:
         schemas = "\n".join(schema for _, schema in sorted(api.ops.items()))
         lines.append(f"\nOperators in the namespace `torch.ops.<id of the variant>`:\n\n```\n{schemas}\n```")

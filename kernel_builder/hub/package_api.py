@@ -32,13 +32,13 @@ class ApiMember:
         call: A function's parameters with their names, kinds and defaults, without types: a type can have several
             spellings.
         signature: A function's parameters and result for people, with types.
-        summary: The first line of its documentation.
+        documentation: Its docstring.
     """
 
     kind: Kind
     call: str = ""
     signature: str = field(default="", compare=False)
-    summary: str = field(default="", compare=False)
+    documentation: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _members(owner: griffe.Module | griffe.Class, prefix: str) -> Iterator[tuple
             # Imported from another package, or created at run time: only the name is known.
             yield f"{prefix}{name}", ApiMember("attribute")
             continue
-        docs = target.docstring.value.strip().partition("\n")[0] if target.docstring else ""
+        docs = target.docstring.value.strip() if target.docstring else ""
         if isinstance(target, griffe.Function):
             bare = griffe.Parameters(
                 *(griffe.Parameter(p.name, kind=p.kind, default=p.default) for p in target.parameters)

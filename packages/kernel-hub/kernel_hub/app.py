@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import sqlite3
 import time
@@ -23,11 +24,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kernel_format.errors import ConfigError
 from kernel_hub import __version__
-from kernel_hub.http.audit_log import Audit, audit_logger
+from kernel_hub.http.audit_log import audit_line, audit_logger
 from kernel_hub.http.metrics import Metrics
 from kernel_hub.http.receive import BodyLimits
 from kernel_hub.hub_service import Hub
-from kernel_hub.refusals import Refusal, answer, bad_request, busy, no_space
+from kernel_hub.refusals import Refusal, answer, bad_request, busy
 from kernel_hub.routes import ROUTERS, pages
 from kernel_hub.routes.absent import absent
 from kernel_hub.routes.git import CLONES
@@ -36,6 +37,7 @@ from kernel_hub.settings import Settings
 log = logging.getLogger("kernel_hub")
 
 _THREADS = 64  # a request that waits for a lock occupies one
+_ANONYMOUS = 16  # of them, for requests without a token
 _LOOPBACK_NAMES = ["127.0.0.1", "localhost", "[::1]"]
 _FULL_MESSAGES = ("No space left", "database or disk is full")  # of libgit2 and of SQLite
 _OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -55,11 +57,8 @@ def create_app(settings: Settings) -> FastAPI:
     )
     hub = Hub(settings)
     app.state.hub = hub
-    app.state.metrics = Metrics()
+    app.state.metrics = Metrics(hub.root, hub.index.stored_bytes, settings.quota_bytes)
     app.state.clones = anyio.Semaphore(CLONES)
-    for router in ROUTERS:
-        app.include_router(router)
-
     observers = anyio.CapacityLimiter(2)  # not the threads of other requests, which may all be busy
 
     @app.get("/health")
@@ -71,8 +70,11 @@ def create_app(settings: Settings) -> FastAPI:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Return this server's metrics."""
-        return Response(app.state.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        text = await to_thread.run_sync(app.state.metrics.text, limiter=observers)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    for router in ROUTERS:  # after the routes above, whose addresses could be an organization's
+        app.include_router(router)
     app.add_exception_handler(HTTPException, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse_invalid)
     app.add_exception_handler(ClientDisconnect, _gone)
@@ -85,9 +87,8 @@ def create_app(settings: Settings) -> FastAPI:
     if settings.token_file is None:
         # Any token may write. A web page whose host name resolves to loopback must not reach the Hub through a browser.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=_LOOPBACK_NAMES)
-    if settings.audit_log is not None:
-        app.add_middleware(Audit, logger=audit_logger(settings.audit_log))
-    app.add_middleware(RequestObserver, metrics=app.state.metrics)
+    audit = None if settings.audit_log is None else audit_logger(settings.audit_log)
+    app.add_middleware(RequestObserver, metrics=app.state.metrics, audit=audit)
     return app
 
 
@@ -125,7 +126,7 @@ async def _gone(request: Request, error: Exception) -> Response:
 async def _fail(request: Request, error: Exception) -> Response:
     full = isinstance(error, OSError) and error.errno in _OUT_OF_SPACE
     if full or any(message in str(error) for message in _FULL_MESSAGES):
-        return answer(no_space())
+        return answer(Refusal(507, "the Hub has no space left; nothing was stored", code="InsufficientStorage"))
     if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
         return answer(busy("the index is locked by other processes; try again"))
     if isinstance(error, (ConfigError, sqlite3.DatabaseError)):
@@ -136,21 +137,24 @@ async def _fail(request: Request, error: Exception) -> Response:
 
 
 def _is_anonymous(scope: Scope) -> bool:
-    """Return whether a request has no token, and is no upload to a signed address or question about this server."""
-    has_token = any(name == b"authorization" for name, _ in scope["headers"])
-    return not has_token and scope["method"] != "PUT" and scope["path"] not in {"/health", "/metrics"}
+    """Return whether a request has neither token nor user, and is no upload to a signed address or `/health`."""
+    headers = dict(scope["headers"])
+    has_user = b"x-hub-proxy-token" in headers and headers.get(b"x-forwarded-user")
+    known = has_user or b"authorization" in headers or scope["method"] == "PUT"
+    return not known and scope["path"] not in {"/health", "/metrics"}
 
 
 class RequestObserver:
-    """Middleware that gives each request an id, a log line and an entry in the metrics.
+    """Middleware that gives each request an id, a line in the log and the audit log, and an entry in the metrics.
 
-    Requests without a token take at most half of the threads.
+    Requests without a token take at most a quarter of the threads.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, audit: logging.Logger | None) -> None:
         self._app = app
         self._metrics = metrics
-        self._anonymous = anyio.Semaphore(_THREADS // 2)
+        self._audit = audit
+        self._anonymous = anyio.Semaphore(_ANONYMOUS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -159,7 +163,7 @@ class RequestObserver:
         began = time.perf_counter()
         request_id = uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
-        status = 500
+        status: int | None = None
         waiting = _is_anonymous(scope)
 
         async def noted(message: Message) -> None:
@@ -169,27 +173,36 @@ class RequestObserver:
                     self._anonymous.release()
                 waiting = False
                 status = message["status"]
+                self._write_audit(scope, status)
                 message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
             await send(message)
 
-        self._metrics.request_started()
+        self._metrics.active.inc()
         try:
             if waiting:
-                await self._anonymous.acquire()
+                with self._metrics.waiting.track_inprogress():
+                    await self._anonymous.acquire()
             await self._app(scope, receive, noted)
         finally:
             if waiting:
                 self._anonymous.release()
+            if status is None:
+                self._write_audit(scope, None)
+            self._metrics.active.dec()
             seconds = time.perf_counter() - began
             route = getattr(scope.get("route"), "path", "none")
-            self._metrics.request_ended(scope["method"], route, status, seconds)
+            self._metrics.request_ended(scope["method"], route, status or 500, seconds)
             fields = {
                 "id": request_id,
                 "method": scope["method"],
                 "path": scope["path"],
-                "status": status,
+                "status": status or 500,
                 "ms": round(seconds * 1000, 1),
                 "caller": scope["state"].get("caller") or None,
                 "client": (scope.get("client") or (None,))[0],
             }
             log.info("request", extra={"fields": fields})
+
+    def _write_audit(self, scope: Scope, status: int | None) -> None:
+        if self._audit is not None and (line := audit_line(scope, status)) is not None:
+            self._audit.info(json.dumps(line))

@@ -202,9 +202,23 @@ def token() -> None:
     metavar="ORG[/NAME]",
     help="May also publish in ORG, or in a single repository; '*': in every organization.",
 )
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="GROUP=ORG",
+    help="For a proxy with single sign-on: the users of GROUP read ORG's private kernels.",
+)
 @click.option("--expires", metavar="DAY|DAYSd", help="The end of the token: 2030-01-31, or 90d.  [default: never]")
 @TOKEN_FILE
-def add(name: str, read: tuple[str, ...], write: tuple[str, ...], expires: str | None, token_file: Path | None) -> None:
+def add(
+    name: str,
+    read: tuple[str, ...],
+    write: tuple[str, ...],
+    groups: tuple[str, ...],
+    expires: str | None,
+    token_file: Path | None,
+) -> None:
     """Create a token and print it.
 
     It cannot be shown again: the token file has only its hash.
@@ -214,7 +228,7 @@ def add(name: str, read: tuple[str, ...], write: tuple[str, ...], expires: str |
     kernel-hub token add ci --write my-org/my-kernel --expires 90d --token-file tokens.json
     """
     end = tokens.parse_end(expires) if expires else None
-    click.echo(tokens.add(_token_file(token_file), name, read=read, write=write, expires=end))
+    click.echo(tokens.add(_token_file(token_file), name, read=read, write=write, groups=groups, expires=end))
 
 
 @token.command()
@@ -230,5 +244,6 @@ def remove(name: str, token_file: Path | None) -> None:
 def list_tokens(token_file: Path | None) -> None:
     """List the tokens, their scopes and their ends."""
     for known in tokens.TokenFile(_token_file(token_file)).tokens():
-        scopes = ", ".join(f"{name}: {scope}" for name, scope in known.scopes.items())
+        groups = {f"group {group}": " ".join(read) for group, read in (known.groups or {}).items()}
+        scopes = ", ".join(f"{name}: {scope}" for name, scope in {**known.scopes, **groups}.items())
         click.echo(f"{known.name}  {scopes}" + (f"  until {tokens.day(known.expires)}" if known.expires else ""))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import os
 import secrets
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -22,7 +24,7 @@ from kernel_hub.repositories.index import IndexedRepository, RepositoryIndex
 from kernel_hub.repositories.reader import read_repository
 from kernel_hub.repositories.store import RepositoryStore
 from kernel_hub.settings import Settings
-from kernel_hub.storage.disk import private_directory, sync_directory
+from kernel_hub.storage.disk import private_directory, sync_filesystem
 from kernel_hub.storage.large_files import IncomingFile, LargeFiles
 from kernel_hub.storage.locks import exclusive_lock
 from kernel_hub.tokens import AnyToken, Caller, TokenFile
@@ -39,19 +41,25 @@ class Hub:
     lock                          held while large files are added and removed
     secret                        signs upload addresses; shared by all servers of this root
     index.sqlite                  the index of all repositories
+
+    A server with `--read-only` whose root cannot be written has `incoming`, `secret` and its index elsewhere.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.root = settings.root
-        self.root.mkdir(parents=True, exist_ok=True)
-        incoming = self.root / "incoming"
+        private_directory(self.root)
+        own = self.root
+        if settings.read_only and not os.access(self.root, os.W_OK):  # as on a read-only file system
+            self._own = tempfile.TemporaryDirectory(prefix="kernel-hub-")
+            own = Path(self._own.name)
+        incoming = own / "incoming"
         private_directory(incoming)
-        self.index = RepositoryIndex(self.root / "index.sqlite", self._indexed)
+        self.index = RepositoryIndex(own / "index.sqlite", self._indexed)
         self.repositories = RepositoryStore(self.root / "repositories", self.index)
         self.large_files = LargeFiles(self.root / "large", incoming)
         self.tokens = TokenFile(settings.token_file) if settings.token_file else AnyToken()
-        self._secret = _secret(self.root / "secret")
+        self._secret = _secret(own / "secret")
         self.allowances = Allowances(settings.quota_bytes, settings.reserve_bytes, self.index, incoming)
 
     def _indexed(self, repo_id: str, known: IndexedRepository | None) -> IndexedRepository | None:
@@ -67,13 +75,15 @@ class Hub:
         self.tokens.caller_by_key("")
         self.index.is_public("")
 
-    def caller(self, authorization: str | None) -> Caller:
+    def caller(self, authorization: str) -> Caller:
         """Return the caller of an `Authorization` header, which holds a token as bearer or as basic password.
 
         Raises:
             Refusal: If the Hub does not know the token.
         """
-        scheme, _, sent = (authorization or "").partition(" ")
+        if not authorization:
+            return Caller()
+        scheme, _, sent = authorization.partition(" ")
         token = None
         if scheme.lower() == "bearer":
             token = sent.strip()
@@ -82,6 +92,8 @@ class Hub:
                 token = base64.b64decode(sent, validate=True).decode().partition(":")[2]
             except ValueError:
                 raise wrong_token() from None
+        if not token:  # requests with the header have threads that anonymous requests do not get
+            raise wrong_token()
         return self.tokens.caller(token)
 
     def to_read(self, repo_id: str, caller: Caller) -> GitRepository:
@@ -193,5 +205,5 @@ def _secret(path: Path) -> bytes:
         with locked(path.with_suffix(".lock")):
             if not path.exists():
                 write_atomically(path, secrets.token_bytes(32), mode=0o600)
-                sync_directory(path.parent)
+                sync_filesystem(path.parent)
     return path.read_bytes()

@@ -74,12 +74,6 @@ def wrong_token() -> Refusal:
     )
 
 
-def expired_token(name: str, end: str) -> Refusal:
-    """Refuse a token that has expired. Not with 401, which the clients show as a repository that does not exist."""
-    message = f"the token {name!r} has expired on {end}: ask the operator of this Hub for a new one"
-    return Refusal(403, message, code="TokenExpired")
-
-
 def forbidden(message: str) -> Refusal:
     """Refuse a known caller who lacks the permission."""
     return Refusal(403, message, code="Forbidden")
@@ -89,11 +83,6 @@ def no_repository(repo_id: str, *, hidden: bool = False) -> Refusal:
     """Report that there is no such repository, or, if it is hidden, none that the caller may see."""
     message = f"no kernel repository {repo_id!r}, or none that this token may see"
     return Refusal(404, message, code="RepoNotFound", hidden=hidden)
-
-
-def no_organization(name: str) -> Refusal:
-    """Report that there is no such organization, or none that the caller may see."""
-    return Refusal(404, f"no organization {name!r}, or none that this token may see", code="NotFound")
 
 
 def not_supported(message: str) -> Refusal:
@@ -132,17 +121,6 @@ def too_large(message: str) -> Refusal:
     return Refusal(413, message, code="PayloadTooLarge")
 
 
-def over_quota(message: str) -> Refusal:
-    """Refuse an upload above the quota."""
-    return Refusal(413, f"{message}; delete something, or ask the operator for a larger quota", code="QuotaExceeded")
-
-
-def too_slow() -> Refusal:
-    """Refuse a body that stalls or arrives too slowly."""
-    message = "the body stalled or arrived too slowly; nothing was stored. Send it again."
-    return Refusal(408, message, code="RequestTimeout")
-
-
 def busy(message: str) -> Refusal:
     """Refuse a request for now; the clients retry."""
     return Refusal(503, message, code="Busy", headers={"Retry-After": "2"})
@@ -151,8 +129,3 @@ def busy(message: str) -> Refusal:
 def read_only() -> Refusal:
     """Refuse a change, since the Hub was started with --read-only."""
     return Refusal(403, "this Hub is read-only", code="ReadOnly")
-
-
-def no_space() -> Refusal:
-    """Report that the Hub's disk is full."""
-    return Refusal(507, "the Hub has no space left; nothing was stored", code="InsufficientStorage")

@@ -19,7 +19,6 @@ from kernel_format.files import file_digest
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal
-from kernel_hub.retention import UNCOMMITTED_SECONDS, release_uncommitted, unowned_large_files
 from kernel_hub.storage.locks import repository_lock
 
 LEFT_OVER_SECONDS = 600.0
@@ -51,27 +50,20 @@ def find_defects(hub: Hub, *, digests: bool = False, repair: bool = True, now: f
     """
     now = time.time() if now is None else now
     yield from _left_over(hub, repair, now)
-    referenced: set[str] = set()
     for repo_id in list(hub.repositories):
         try:
             repository = hub.repositories.open(repo_id)
             with repository_lock(repository.path, repo_id):
-                defects, pointed = _check_repository(hub, repository, repair, now)
+                defects = _check_repository(hub, repository, repair, now)
         except (pygit2.GitError, KeyError, ValueError, OSError) as error:
             yield Defect(repo_id, f"the repository cannot be read ({error}); restore it from a backup", False)
             continue
-        except Refusal:  # just deleted, or locked by writers; the large files that it owns are kept
+        except Refusal:  # just deleted, or locked by writers
             continue
         yield from defects
-        referenced |= pointed
         if repair:
             with suppress(sqlite3.OperationalError):  # the disk is full; the next check tries again
                 hub.index.refresh(repo_id, measure=True)
-    try:
-        for freed in unowned_large_files(hub, referenced, (), now, not repair):
-            yield Defect(freed.where, freed.reason, repair)
-    except Refusal:
-        yield Defect("large files", "the store is locked, so unowned files were not checked; run this again", False)
     if digests:
         yield from _damaged(hub, repair)
 
@@ -112,11 +104,8 @@ def _left_over(hub: Hub, repair: bool, now: float) -> Iterator[Defect]:
         yield Defect(str(path.relative_to(hub.root)), "left over from an interrupted operation", repair)
 
 
-def _check_repository(hub: Hub, repository: GitRepository, repair: bool, now: float) -> tuple[list[Defect], set[str]]:
-    """Check one repository; return its defects and the digests of the large files that its commits point to.
-
-    The caller holds the repository's lock, which works on a full disk, too.
-    """
+def _check_repository(hub: Hub, repository: GitRepository, repair: bool, now: float) -> list[Defect]:
+    """Check one repository. The caller holds the repository's lock, which works on a full disk, too."""
     defects = []
     # Git keeps its lock of a ref or of the configuration for milliseconds, and servers take it under the repository's.
     for lock in (*(repository.path / "refs").rglob("*.lock"), *repository.path.glob("*.lock")):
@@ -125,8 +114,7 @@ def _check_repository(hub: Hub, repository: GitRepository, repair: bool, now: fl
                 if repair:
                     lock.unlink()
                 defects.append(Defect(str(lock.relative_to(hub.root)), "a lock of a killed git process", repair))
-    referenced = {large.sha256: large for large in repository.owned.referenced()}
-    for sha256, large in referenced.items():
+    for sha256, large in {large.sha256: large for large in repository.owned.referenced()}.items():
         where = f"{repository.repo_id}: large file {sha256}"
         stored = hub.large_files.size(sha256)
         if stored != large.size:
@@ -136,7 +124,4 @@ def _check_repository(hub: Hub, repository: GitRepository, repair: bool, now: fl
             if repair:
                 repository.owned.add([sha256])
             defects.append(Defect(where, "was not recorded as the repository's own", repair))
-    for marker in release_uncommitted(repository, referenced, now - UNCOMMITTED_SECONDS, not repair):
-        where = f"{repository.repo_id}: large file {marker.name}"
-        defects.append(Defect(where, "was uploaded, but no branch, tag or pull request has it", repair))
-    return defects, set(referenced)
+    return defects

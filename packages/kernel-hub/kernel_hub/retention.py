@@ -1,4 +1,4 @@
-"""`kernel-hub gc`: frees the space of files and objects that no ref needs. `kernel-hub check` frees some of it as well.
+"""`kernel-hub gc`: frees the space of files and objects that no ref needs.
 
 Servers may run meanwhile: files of an upload in progress are younger than the freed ones, and every lock is held before
 the files that it guards are examined.
@@ -11,6 +11,7 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pygit2
@@ -23,8 +24,6 @@ from kernel_hub.repositories.reader import object_bytes
 from kernel_hub.storage.locks import repository_lock
 
 UPLOAD_SECONDS = 600.0  # between the storing of a large file and the record of its repository
-UNCOMMITTED_SECONDS = 7 * 86400.0
-
 _GIT_SECONDS = 3600.0
 
 
@@ -61,7 +60,7 @@ def collect(hub: Hub, *, unused_seconds: float, dry_run: bool = False, now: floa
             repository = hub.repositories.open(repo_id)
             with repository_lock(repository.path, repo_id):
                 pointed = {large.sha256 for large in repository.owned.referenced()}
-                markers = release_uncommitted(repository, pointed, before, dry_run)
+                markers = _release_uncommitted(repository, pointed, before, dry_run)
         except (Refusal, pygit2.GitError, KeyError, ValueError, OSError):  # deleted, busy or damaged: nothing is freed
             continue
         referenced |= pointed
@@ -75,10 +74,10 @@ def collect(hub: Hub, *, unused_seconds: float, dry_run: bool = False, now: floa
             with suppress(sqlite3.OperationalError):  # the disk is full; the next run tries again
                 hub.index.refresh(repo_id, measure=True)
     with suppress(Refusal):  # the store's lock is not free; the next run tries again
-        yield from unowned_large_files(hub, referenced, released, now, dry_run)
+        yield from _unowned_large_files(hub, referenced, released, now, dry_run)
 
 
-def release_uncommitted(
+def _release_uncommitted(
     repository: GitRepository, referenced: Collection[str], before: float, dry_run: bool
 ) -> set[Path]:
     """Remove the markers of large files that were uploaded before a time, and that no commit of a ref points to.
@@ -93,7 +92,7 @@ def release_uncommitted(
     return unused
 
 
-def unowned_large_files(
+def _unowned_large_files(
     hub: Hub, referenced: set[str], released: Collection[Path], now: float, dry_run: bool
 ) -> list[Freed]:
     """Remove the large files that no repository owns or refers to. No upload can finish meanwhile.
@@ -120,16 +119,12 @@ def unowned_large_files(
 
 def _pack(path: Path, before: float, dry_run: bool) -> int:
     """Pack a repository and drop objects from before a time that no ref reaches; return the freed bytes."""
+    git = partial(run_git, "-C", str(path), seconds=_GIT_SECONDS)  # a failure changes nothing
     expire = f"@{int(before)}"
     if dry_run:
-        listed = _git(path, "prune", "--dry-run", f"--expire={expire}").split()
+        listed = git("prune", "--dry-run", f"--expire={expire}").stdout.split()
         loose = [path / "objects" / oid[:2] / oid[2:] for oid in listed if len(oid) == 40]
         return sum(file.stat().st_size for file in loose if file.is_file())
     size = object_bytes(path)
-    _git(path, "gc", "--quiet", f"--prune={expire}")
+    git("gc", "--quiet", f"--prune={expire}")
     return size - object_bytes(path)
-
-
-def _git(path: Path, *command: str) -> str:
-    """Run git in a repository, and return its output. A failure changes nothing."""
-    return run_git("-C", str(path), *command, seconds=_GIT_SECONDS).stdout

@@ -38,18 +38,14 @@ def listen(host: str, port: int) -> socket.socket:
         HubError: If the address cannot be used.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(2048)
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
         raise HubError(
             f"cannot listen on this address: {error.strerror or error}",
             where=f"--host {host} --port {port}",
             hint="--port 0 chooses a free port",
         ) from error
-    return listening
 
 
 class _JsonLines(logging.Formatter):

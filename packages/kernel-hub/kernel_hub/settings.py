@@ -30,8 +30,6 @@ class RequestLimits:
     """The largest sum of other bodies in memory at the same time."""
     body_seconds: float = 60.0
     """The timeout of another body."""
-    front_matter_bytes: int = 64 << 10
-    """The largest front matter of a card."""
     idle_seconds: float = 30.0
     """The longest time without data in a body."""
 

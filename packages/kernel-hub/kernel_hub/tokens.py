@@ -2,14 +2,13 @@
 
 A token is 32 random bytes and is shown once. The token file holds its SHA-256; a random token needs no slower hash. A
 token has a scope for each organization or repository: `read` sees private repositories, `write` also publishes. It may
-have an end.
+have an end. The token of a proxy has groups instead: the proxy names users and their groups, which read organizations.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import re
 import secrets
 import time
@@ -18,25 +17,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from kernel_format.errors import ConfigError
 from kernel_format.files import locked, write_atomically
 from kernel_hub import names
-from kernel_hub.refusals import Refusal, expired_token, forbidden, no_token, wrong_token
+from kernel_hub.refusals import Refusal, forbidden, no_token, wrong_token
 
 ANY = "*"
-SCOPES = ("read", "write")
 KEY_LENGTH = 32
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(BaseModel):
     """A token as the token file describes it."""
 
+    model_config = ConfigDict(frozen=True)
+
     name: str
-    sha256: str
-    scopes: Mapping[str, str]  # organization, repository, or "*" for every one -> "read" or "write"
-    expires: int | None = None  # in seconds since 1970
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    scopes: dict[str, Literal["read", "write"]]  # of organizations, repositories, or "*" for all
+    expires: StrictInt | None = None  # in seconds since 1970
+    groups: dict[str, list[str]] | None = None  # of a proxy: group of users -> organizations that it reads
 
     def caller(self) -> Caller:
         """Return the caller who sends this token.
@@ -45,8 +48,16 @@ class Token:
             Refusal: If the token has expired.
         """
         if self.expires is not None and self.expires <= time.time():
-            raise expired_token(self.name, day(self.expires))
+            message = f"the token {self.name!r} has expired on {day(self.expires)}: ask its operator for another"
+            # Not 401, which the clients show as a repository that does not exist.
+            raise Refusal(403, message, code="TokenExpired")
         return Caller(self.name, self.scopes, self.sha256[:KEY_LENGTH])
+
+
+class _Tokens(BaseModel):
+    """The content of the token file."""
+
+    tokens: tuple[Token, ...]
 
 
 @dataclass(frozen=True)
@@ -100,6 +111,10 @@ class AnyToken:
         """Return the caller who sends this token."""
         return self.caller_by_key("any") if token else Caller()
 
+    def user(self, proxy_token: str, user: str, groups: str) -> Caller:
+        """Refuse the token of a proxy: there is none."""
+        raise wrong_token()
+
     def caller_by_key(self, key: str) -> Caller:
         """Return the caller who was given a signed address."""
         return Caller(name="user", scopes={ANY: "write"}, key=key) if key else Caller()
@@ -142,12 +157,32 @@ class TokenFile:
         """
         if not token:
             return Caller()
+        return self._matching(token, of_proxy=False).caller()
+
+    def user(self, proxy_token: str, user: str, groups: str) -> Caller:
+        """Return the user whom a proxy has signed on, who reads the organizations of the user's groups.
+
+        Args:
+            proxy_token: The token of the proxy.
+            user: The user's name. Without one, the caller is anonymous.
+            groups: The names of the user's groups, separated by commas.
+
+        Raises:
+            Refusal: If this is no token of a proxy, or it has expired.
+        """
+        proxy = self._matching(proxy_token, of_proxy=True)
+        proxy.caller()
+        read = (proxy.groups or {}).get
+        scopes = {name: "read" for group in groups.split(",") for name in read(group.strip(), [])}
+        return Caller(user, scopes) if user else Caller()
+
+    def _matching(self, token: str, *, of_proxy: bool) -> Token:
         digest = hashlib.sha256(token.encode()).hexdigest()
         # All tokens are compared in constant time, so that the time of the answer reveals nothing.
         matching = [known for known in self.tokens() if hmac.compare_digest(known.sha256, digest)]
-        if not matching:
+        if not matching or (matching[0].groups is not None) != of_proxy:
             raise wrong_token()
-        return matching[0].caller()
+        return matching[0]
 
     def caller_by_key(self, key: str) -> Caller:
         """Return the caller who was given a signed address.
@@ -164,22 +199,14 @@ class TokenFile:
 
 
 def _read(path: Path) -> tuple[Token, ...]:
-    where = str(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        tokens = []
-        for item in content["tokens"]:
-            token = Token(item["name"], item["sha256"], dict(item["scopes"]), item.get("expires"))
-            if not re.fullmatch(r"[0-9a-f]{64}", token.sha256) or not set(token.scopes.values()) <= set(SCOPES):
-                raise ValueError(f"token {token.name!r}: expected a SHA-256 and scopes of 'read' or 'write'")
-            if token.expires is not None and type(token.expires) is not int:
-                raise ValueError(f"token {token.name!r}: expected 'expires' in seconds since 1970")
-            tokens.append(token)
-        return tuple(tokens)
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"this is not a token file ({error}); expected a file that `kernel-hub token add` has written", where=where
-        ) from error
+        return _Tokens.model_validate_json(path.read_bytes()).tokens
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "JSON"
+        expected = "expected a file that `kernel-hub token add` has written"
+        message = f"this is not a token file ({place}: {first['msg']}); {expected}"
+        raise ConfigError(message, where=str(path)) from error
 
 
 @contextmanager
@@ -191,13 +218,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, tokens: tuple[Token, ...]) -> None:
-    content = {"tokens": [_described(token) for token in tokens]}
-    write_atomically(path, json.dumps(content, indent=2) + "\n", mode=0o600)
-
-
-def _described(token: Token) -> dict[str, object]:
-    described: dict[str, object] = {"name": token.name, "sha256": token.sha256, "scopes": dict(token.scopes)}
-    return described if token.expires is None else {**described, "expires": token.expires}
+    write_atomically(path, _Tokens(tokens=tokens).model_dump_json(indent=2, exclude_none=True) + "\n", mode=0o600)
 
 
 def day(seconds: int) -> str:
@@ -228,17 +249,34 @@ def parse_end(text: str) -> int:
     return end
 
 
-def add(path: Path, name: str, *, read: tuple[str, ...], write: tuple[str, ...], expires: int | None = None) -> str:
+def add(
+    path: Path,
+    name: str,
+    *,
+    read: tuple[str, ...],
+    write: tuple[str, ...],
+    groups: tuple[str, ...] = (),
+    expires: int | None = None,
+) -> str:
     """Create a token, add its hash to a file and return it.
+
+    Args:
+        groups: For the token of a proxy: `GROUP=ORG`, where ORG may be `*`.
 
     Raises:
         ConfigError: If the file has a token of this name, or a name or scope is not allowed.
     """
-    if not read and not write:
+    if bool(read or write) == bool(groups):
         raise ConfigError(
-            "a token needs a scope", where="--read, --write", hint="--write ORG, --read ORG, or --read '*'"
+            "a token needs a scope, or the token of a proxy groups",
+            where="--read, --write, --group",
+            hint="--write ORG, --read ORG or --read '*'; or --group GROUP=ORG",
         )
-    for checked in (name, *read, *write):
+    by_group: dict[str, list[str]] = {}
+    for pair in groups:
+        group, _, organization = pair.rpartition("=")
+        by_group.setdefault(group, []).append(organization)
+    for checked in (name, *read, *write, *(pair.rpartition("=")[2] for pair in groups)):
         organization, slash, repository = checked.partition("/")
         if checked != ANY:
             try:
@@ -246,7 +284,6 @@ def add(path: Path, name: str, *, read: tuple[str, ...], write: tuple[str, ...],
             except Refusal as refusal:
                 raise ConfigError(refusal.message, where="name or scope") from None
     token = f"hf_{secrets.token_urlsafe(32)}"
-    scopes = {**dict.fromkeys(read, "read"), **dict.fromkeys(write, "write")}
     with _locked(path):
         tokens = _read(path) if path.exists() else ()
         if any(known.name == name for known in tokens):
@@ -255,7 +292,14 @@ def add(path: Path, name: str, *, read: tuple[str, ...], write: tuple[str, ...],
                 where=str(path),
                 hint=f"kernel-hub token remove {name} --token-file {path}",
             )
-        _write(path, (*tokens, Token(name, hashlib.sha256(token.encode()).hexdigest(), scopes, expires)))
+        described = {
+            "name": name,
+            "sha256": hashlib.sha256(token.encode()).hexdigest(),
+            "scopes": {**dict.fromkeys(read, "read"), **dict.fromkeys(write, "write")},
+            "expires": expires,
+            "groups": by_group or None,
+        }
+        _write(path, (*tokens, Token.model_validate(described)))
     return token
 
 

@@ -159,10 +159,6 @@ def test_limits_and_malformed_bodies_are_refused_with_reasons(hub: RunningHub) -
         assert answer.status_code == 400 and answer.json()["error"]
     below = requests.post(f"{hub.url}/api/kernels/{KERNEL}/branch/v1%2Ffix", json={}, headers=TOKEN)
     assert below.status_code == 409 and "refs/heads/v1" in below.json()["error"]
-    # libyaml would overflow its stack at 60 000 brackets and kill the server.
-    for front in ("a: " + "[" * 3000, "a: " + "[" * 60_000, "a: b\n" * 50_000, "a"):
-        card = {"content": f"---\n{front}\n---\n"}
-        assert requests.post(f"{hub.url}/api/validate-yaml", json=card, headers=TOKEN).status_code == 400
     for raw in (
         os.urandom(5000),
         b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: nonsense\r\n\r\n",

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import requests
 from huggingface_hub import CommitOperationAdd
 
+from kernel_format.tree_digest import SIGNATURE
+from kernel_hub import tokens
 from tests.support.running_hub import RunningHub
-from tests.support.small_kernel import KERNEL, write_kernel
+from tests.support.small_kernel import KERNEL, VARIANT, write_kernel
 
 playwright = pytest.importorskip("playwright.sync_api")
 
@@ -30,6 +32,28 @@ Doubles a tensor. <script>document.title = "owned"</script><img src=x onerror="d
 
 ![speed](benchmarks/results/speed.svg) ![outside](http://203.0.113.1/track.png) [the plot](benchmarks/results/speed.svg)
 [click](javascript:alert(1))
+
+<!-- What follows is written by kernel-builder. -->
+
+## Use
+
+a second line that loads
+
+## API
+
+### twice
+
+## Variants
+
+| variant | a second table of variants |
+| --- | --- |
+| `torch-cpu` | CPU |
+
+## Build
+
+| variants | sources | builder |
+| --- | --- | --- |
+| `torch-stable-abi210-cu130-x86_64-linux` | `0123456789abcdef0123456789ab` | `0123456789abcdef0123456789ab` |
 """
 PLOT = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="120" height="40"><rect width="120" height="40" fill="teal"/></svg>'
@@ -54,6 +78,7 @@ def publish(hub: RunningHub, directory: Path, token: str = "any") -> None:
     stable.mkdir()
     metadata = {"backend": {"type": "cuda", "archs": ["9.0a", "12.0+PTX"]}}
     (stable / "metadata.json").write_text(json.dumps(metadata))
+    (stable / SIGNATURE).write_text("{}")
     api = hub.api(token)
     api.create_repo(KERNEL, repo_type="kernel", private=token != "any")
     results = directory / "sources" / "benchmarks" / "results"
@@ -83,11 +108,42 @@ def test_pages_of_a_kernel(hub: RunningHub, browser: object, tmp_path: Path) -> 
     assert page.inner_text("#load") == f'twice = kernels.get_kernel("{KERNEL}", version=1)'
     row = page.locator("#variants tbody tr >> nth=1 >> td").all_inner_texts()
     assert row[0] == "torch-stable-abi210-cu130-x86_64-linux"
-    assert row[1:5] == ["2.10 and later", "CUDA 13.0 to 13.x", "x86_64-linux", "9.0a, 12.0+PTX"]
+    assert row[1:6] == ["2.10 and later", "CUDA 13.0 to 13.x", "x86_64-linux", "9.0a, 12.0+PTX", "signed"]
+    text = page.inner_text("main")
+    assert text.count("Doubles a tensor.") == 1 and "a second" not in text
+    assert {"API", "Build"} <= set(page.locator("article h2").all_inner_texts())
+    page.click("details summary")
+    files = page.locator("#files li").all_inner_texts()
+    assert f"build/{VARIANT}/table.bin 1250.0 KiB" in files
+    response = page.request.get(hub.url + page.get_attribute("#files a >> text=table.bin", "href"))
+    assert response.ok and len(response.body()) == 1_280_000
+    page.set_viewport_size({"width": 375, "height": 700})
+    commit = page.locator("ul:last-of-type a >> nth=0").get_attribute("href")
+    for address in (page.url, hub.url, hub.url + commit):
+        page.goto(address)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 375, address
+    page.goto(f"{hub.url}/kernels/{KERNEL}")
     shown = page.evaluate("[...document.images].map(image => [new URL(image.src).pathname, image.naturalWidth])")
     assert [f"/kernels/{KERNEL}/resolve/main/benchmarks/results/speed.svg", 120] in shown
     assert page.inner_text("article td >> nth=0") == "twice(x)"
     assert all(url.startswith(hub.url) for url in requested)
+    organization = KERNEL.split("/")[0]
+    page.click(f"h1 >> text={organization}")
+    assert page.url == f"{hub.url}/{organization}" and KERNEL in page.inner_text("main")
+    assert page.goto(f"{hub.url}/none").status == 404
+
+
+def test_a_user_logs_in_and_out(start_hub: Callable[..., RunningHub], browser: object, tmp_path: Path) -> None:
+    token = tokens.add(tmp_path / "tokens.json", "desk", read=("a",), write=())
+    hub = start_hub("--token-file", str(tmp_path / "tokens.json"))
+    context = browser.new_context(  # type: ignore[attr-defined]
+        java_script_enabled=False, http_credentials={"username": "any", "password": token}
+    )
+    page = context.new_page()
+    page.goto(hub.url)
+    page.click("text=Log in")
+    assert page.inner_text("#user") == "desk"
+    assert page.goto(f"{hub.url}/logout").status == 401
 
 
 def test_relative_addresses_in_a_card(hub: RunningHub) -> None:

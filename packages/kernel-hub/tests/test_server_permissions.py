@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -134,10 +136,26 @@ def test_a_public_address_needs_tokens() -> None:
     assert done.returncode == ConfigError.exit_code and "without tokens" in done.stderr
 
 
-def test_read_only_and_foreign_host_names(start_hub: Callable[..., RunningHub]) -> None:
+def test_read_only_and_foreign_host_names(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
     hub = start_hub("--read-only")
     with pytest.raises(HfHubHTTPError, match="read-only"):
         hub.api().create_repo(KERNEL, repo_type="kernel")
+    publish_kernel(start_hub(root=tmp_path / "disk"), write_kernel(tmp_path / "kernel"))
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0:
+        disk = tmp_path / "disk"
+        (disk / "index.sqlite").unlink()
+        mount = f"mount --bind {disk} {disk} && mount -o remount,ro,bind {disk}"
+        serve = f"exec {sys.executable} -m kernel_builder hub serve --json --root {disk} --read-only"
+        command = ["unshare", "-m", "sh", "-c", f"{mount} && {serve}"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout and process.stderr
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            try:
+                answer = requests.get(f"{json.loads(line)['url']}/api/kernels").json()
+            finally:
+                process.terminate()
+        assert [item["id"] for item in answer] == [KERNEL] and not (disk / "index.sqlite").exists()
     # A web page whose own host name resolves to loopback.
     assert requests.get(f"{hub.url}/api/kernels", headers={"Host": "evil.example"}).status_code == 400
 
@@ -192,11 +210,13 @@ def test_the_root_is_readable_by_its_user_only(tmp_path: Path, umask: int) -> No
             if not again:  # as an earlier version created them
                 (hub.root / "index.sqlite").chmod(0o644)
                 (hub.root / "large").chmod(0o755)
+                hub.root.chmod(0o755)
     finally:
         os.umask(before)
-    modes = {path.relative_to(hub.root).as_posix(): path.stat().st_mode & 0o777 for path in hub.root.rglob("*")}
+    paths = (hub.root, *hub.root.rglob("*"))
+    modes = {path.relative_to(hub.root).as_posix(): path.stat().st_mode & 0o777 for path in paths}
     assert {modes[name] for name in ("index.sqlite", "secret")} == {0o600}
-    private = ("repositories", "repositories/a/oneFalse.git", "repositories/a/oneTrue.git", "large")
+    private = ("repositories", "repositories/a/oneFalse.git", "repositories/a/oneTrue.git", "large", ".")
     assert {modes[name] for name in (*private, "incoming")} == {0o700}
 
 
@@ -419,6 +439,14 @@ def test_names_that_differ_in_case_only_are_refused(hub: RunningHub) -> None:
     api.create_repo("a/one", repo_type="kernel")
     with pytest.raises(HfHubHTTPError, match="in case only"):
         api.create_repo("a/One", repo_type="kernel")
+    api.create_repo("a/two", repo_type="kernel")
+    with pytest.raises(HfHubHTTPError, match="in case only"):
+        api.move_repo("a/two", "a/ONE", repo_type="kernel")
+    api.move_repo("a/two", "a/Two", repo_type="kernel")
+    api.create_branch("a/one", branch="fix", repo_type="kernel")
+    for branch in ("FIX", "Fix/it"):
+        with pytest.raises(HfHubHTTPError, match="cannot exist beside"):
+            api.create_branch("a/one", branch=branch, repo_type="kernel")
     commit(api, "a/one", "build/x.py")
     for twin in ("build/X.py", "Build/y.py"):
         with pytest.raises(HfHubHTTPError, match="where case does not count"):
@@ -437,3 +465,13 @@ def test_a_damaged_file_of_the_operator_is_no_error_of_the_request(
         assert requests.get(hub.url + path, headers={"Authorization": f"Bearer {token}"}).status_code == 503
     file.write_bytes(good)
     assert requests.get(f"{hub.url}/health").ok
+    with (hub.root / "index.sqlite").open("r+b") as index:
+        index.write(b"damaged" * 1000)
+    for path in ("/health", "/api/kernels"):
+        assert requests.get(hub.url + path, headers={"Authorization": f"Bearer {token}"}).status_code == 503
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("sent", ["x", "Digest x", "Bearer", "Basic Og=="])
+def test_a_header_without_a_token_is_no_way_around_the_limit_of_anonymous_requests(hub: RunningHub, sent: str) -> None:
+    assert requests.get(f"{hub.url}/api/kernels", headers={"Authorization": sent}).status_code == 401

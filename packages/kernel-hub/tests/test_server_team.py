@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from raw_requests import commit
 
 from kernel_builder.cli import main
+from kernel_format.errors import ConfigError
 from kernel_hub import tokens
 from tests.support.running_hub import RunningHub
 
@@ -52,7 +54,7 @@ def test_absent_routes_report_the_reason(hub: RunningHub) -> None:
     assert not api.repo_exists("a/one", repo_type="dataset")
     base = f"{hub.url}/api/kernels/a/one"
     for method, path, message in (
-        ("GET", "/discussions", "no discussions"),
+        ("GET", "/discussions", "has no route GET"),
         ("GET", "/xet-write-token/main", "HF_HUB_DISABLE_XET=1"),
         ("GET", "/surprise", "has no route GET"),
         ("PATCH", "", "has no route PATCH"),
@@ -110,7 +112,53 @@ def test_token_files(tmp_path: Path) -> None:
     assert "a/one: write  until 2099-01-01 00:00 UTC" in listed
     # A file of an earlier version, which has no ends.
     file.write_text(json.dumps({"tokens": [{"name": "old", "sha256": "0" * 64, "scopes": {"a": "read"}}]}))
-    assert tokens.TokenFile(file).tokens() == (tokens.Token("old", "0" * 64, {"a": "read"}, None),)
+    assert tokens.TokenFile(file).tokens() == (tokens.Token(name="old", sha256="0" * 64, scopes={"a": "read"}),)
+
+
+@pytest.mark.attack
+def test_only_the_proxy_names_users(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    owner = tokens.add(file, "owner", read=(), write=("a", "b"))
+    proxy = tokens.add(file, "proxy", read=(), write=(), groups=("team=a", "team=c", "staff=*"))
+    hub = start_hub("--token-file", str(file))
+    for repo_id in ("a/one", "b/two"):
+        hub.api(owner).create_repo(repo_id, repo_type="kernel", private=True)
+
+    def ask(token: str | None, user: str, groups: str, method: str = "GET", **headers: str) -> requests.Response:
+        named = {"X-Forwarded-User": user, "X-Forwarded-Groups": groups, **headers}
+        secret = {} if token is None else {"X-Hub-Proxy-Token": token}
+        return requests.request(method, f"{hub.url}/api/kernels", headers={**named, **secret})
+
+    def listed(*arguments: str | None) -> list[str]:
+        return [item["id"] for item in ask(*arguments).json()]  # type: ignore[arg-type]
+
+    assert listed(proxy, "ann@example.org", "x, team") == ["a/one"]
+    assert listed(proxy, "ann@example.org", "staff") == ["a/one", "b/two"]
+    assert listed(proxy, "", "staff") == listed(proxy, "ann@example.org", "") == listed(None, "ann", "staff") == []
+    for token in (owner, "hf_guessed", ""):  # a token of a client is none of a proxy
+        assert ask(token, "ann", "staff").status_code == 401
+    assert ask(None, "", "", Authorization=f"Bearer {proxy}").status_code == 401  # and the other way round
+    assert ask(proxy, "ann", "staff", Authorization="Bearer hf_guessed").status_code == 401
+    new = {"name": "new", "organization": "a", "type": "kernel"}
+    headers = {"X-Hub-Proxy-Token": proxy, "X-Forwarded-User": "ann", "X-Forwarded-Groups": "staff"}
+    forged = requests.post(f"{hub.url}/api/repos/create", json=new, headers=headers)
+    assert forged.status_code == 401 and "only read" in forged.json()["error"]
+    page = requests.get(hub.url, headers=headers).text
+    assert '<span id="user">ann</span>' in page and "/logout" in page and 'href="/login"' not in page
+    tokens.remove(file, "proxy")
+    assert ask(proxy, "ann@example.org", "team").status_code == 401
+    with pytest.raises(ConfigError, match="a scope, or the token of a proxy groups"):
+        tokens.add(file, "both", read=("a",), write=(), groups=("team=a",))
+
+
+def test_metrics_of_the_storage(start_hub: Callable[..., RunningHub]) -> None:
+    hub = start_hub("--quota", "5")
+    hub.api().create_repo("a/one", repo_type="kernel")
+    commit(hub.api(), "a/one", "large.bin", os.urandom(1_500_000))
+    metrics = dict(re.findall(r"(?m)^(hub_\w+) (\S+)$", requests.get(f"{hub.url}/metrics").text))
+    assert 1_500_000 < float(metrics["hub_stored_bytes"]) < 1_600_000
+    assert float(metrics["hub_quota_bytes"]) == 5_000_000 and float(metrics["hub_disk_free_bytes"]) > 0
+    assert float(metrics["hub_requests_waiting"]) == 0
 
 
 # The audit log

@@ -71,6 +71,7 @@ def test_several_capabilities(copy_project: Callable[..., Path], new_cache: Call
     assert refusals(planned(directory, CUDA), cache) == []
 
 
+@pytest.mark.attack
 def test_a_header_of_another_package_is_an_error(
     copy_project: Callable[..., Path], new_cache: Callable[[str], Path]
 ) -> None:
@@ -79,9 +80,14 @@ def test_a_header_of_another_package_is_an_error(
     headers = [path for path in Path("/usr/include").glob("*.h") if path.name in ("expat.h", "png.h", "FlexLexer.h")]
     if not headers:
         pytest.skip("this machine has none of these headers")
-    source.write_text(f"#include <iostream>\n#include <{headers[0].name}>\n" + source.read_text())
-    (refusal,) = refusals(planned(directory, CPU), cache)
-    assert f"{source}: reads {headers[0]}" in refusal
+    before = source.read_text()
+    asks = f"#if __has_include(<{headers[0].name}>) || __has_include(<vector>)"
+    for text in (f"#include <iostream>\n#include <{headers[0].name}>\n", f"{asks}\n#endif\n"):
+        source.write_text(text + before)
+        (refusal,) = refusals(planned(directory, CPU), cache)
+        assert f"{source}: reads {headers[0]}" in refusal
+    source.write_text("#if !__has_include(<vector>)\n#error\n#endif\n" + before)
+    assert refusals(planned(directory, CPU), cache) == []
 
 
 def test_headers_of_the_compiler_and_the_c_library_are_known() -> None:

@@ -15,7 +15,7 @@ from pygit2.enums import SortMode
 from kernel_hub import names
 from kernel_hub.git.objects import LargeFile, tree_entry
 from kernel_hub.git.refs import GitRefs
-from kernel_hub.storage.disk import sync_directory
+from kernel_hub.storage.disk import sync_filesystem
 
 
 class OwnedFiles:
@@ -33,7 +33,7 @@ class OwnedFiles:
         """Record, durably, that large files were uploaded to this repository."""
         for sha256 in sha256s:
             (self.markers / names.sha256(sha256)).touch()
-        sync_directory(self.markers)
+        sync_filesystem(self.markers)
 
     def referenced(self) -> Iterator[LargeFile]:
         """Find the large files that any commit of any ref points to. Each tree is read once."""

@@ -170,7 +170,8 @@ class GitRefs:
         sync_filesystem(self._path)
 
     def _check_free(self, full: str) -> None:
-        """Refuse a ref whose name is a prefix of another's, or has one: git stores refs as files in directories."""
+        """Refuse a ref that would be a directory of another, or the same file where case does not count."""
         for known in self.names():
-            if known.startswith(f"{full}/") or full.startswith(f"{known}/"):
-                raise conflict(f"{full} cannot exist beside {known}: one would be a directory of the other")
+            one, other = sorted((known.casefold() + "/", full.casefold() + "/"), key=len)
+            if other.startswith(one):
+                raise conflict(f"{full} cannot exist beside {known}: they would be one file, or one a directory")

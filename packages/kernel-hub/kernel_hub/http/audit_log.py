@@ -6,7 +6,6 @@ signatures or bodies, and the path of an address without its query.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import sys
@@ -14,7 +13,7 @@ import time
 from datetime import datetime, timezone
 from logging.handlers import WatchedFileHandler
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from kernel_format.errors import ConfigError
 
@@ -51,38 +50,11 @@ def audit_logger(target: str) -> logging.Logger:
     return logger
 
 
-class Audit:
-    """Middleware that writes the audit log. Handlers add details to the request's state."""
+def audit_line(scope: Scope, status: int | None) -> dict[str, object] | None:
+    """Return the line for a request, or None if it could not write and was not denied.
 
-    def __init__(self, app: ASGIApp, logger: logging.Logger) -> None:
-        self._app = app
-        self._logger = logger
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        done = False
-
-        def audit(status: int | None) -> None:
-            nonlocal done
-            if not done and (line := _line(scope, status)) is not None:
-                self._logger.info(json.dumps(line))
-            done = True
-
-        async def audited(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                audit(message["status"])
-            await send(message)
-
-        try:
-            await self._app(scope, receive, audited)
-        finally:
-            audit(None)  # if no response was begun
-
-
-def _line(scope: Scope, status: int | None) -> dict[str, object] | None:
-    """Return the line for a request, or None if it could not write and was not denied."""
+    Handlers add details to the request's state. Without a status, the connection ended before the response.
+    """
     state, parameters = scope.get("state", {}), scope.get("path_params", {})
     denied = status in {401, 403} or state.get("hidden", False)
     read = scope["method"] in {"GET", "HEAD", "OPTIONS"} or _READS.match(scope["path"]) or state.get("reads", False)

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kernel_hub.refusals import Refusal, answer, bad_request, busy, too_large, too_slow
+from kernel_hub.refusals import Refusal, answer, bad_request, busy, too_large
 from kernel_hub.settings import RequestLimits
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -59,7 +59,8 @@ class BodyLimits:
                 with anyio.fail_after(left if end is None else min(left, end - time.monotonic())):
                     message = await receive()
             except TimeoutError:
-                raise too_slow() from None
+                reason = "the body stalled or arrived too slowly; nothing was stored. Send it again."
+                raise Refusal(408, reason, code="RequestTimeout") from None
             more = message["type"] == "http.request" and bool(message.get("more_body"))
             if not streamed:
                 size = len(message.get("body", b""))

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
-from kernel_hub.refusals import over_quota
+from kernel_hub.refusals import Refusal
 from kernel_hub.repositories.index import RepositoryIndex
 
 Claim = Callable[[int], None]
@@ -67,4 +67,6 @@ class Allowances:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._staging))
         size += self._claimed
         if self._quota is not None and (stored := self._index.stored_bytes()) + size > self._quota:
-            raise over_quota(f"this Hub has {stored} of at most {self._quota} bytes, and this would add {size}")
+            message = f"this Hub has {stored} of at most {self._quota} bytes, and this would add {size}"
+            advice = "delete something, or ask the operator for a larger quota"
+            raise Refusal(413, f"{message}; {advice}", code="QuotaExceeded")

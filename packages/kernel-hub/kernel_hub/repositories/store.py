@@ -13,7 +13,7 @@ from kernel_hub import names
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.refusals import conflict, no_repository
 from kernel_hub.repositories.index import RepositoryIndex
-from kernel_hub.storage.disk import private_directory, sync_directory
+from kernel_hub.storage.disk import private_directory, sync_filesystem
 from kernel_hub.storage.locks import remove_repository_lock, repository_lock
 
 
@@ -61,13 +61,17 @@ class RepositoryStore:
                     if not path.name.startswith("."):
                         yield f"{organization.name}/{path.name.removesuffix('.git')}"
 
+    def _check_case(self, repo_id: str, besides: str = "") -> None:
+        """Refuse a name that some file systems of clients take for another repository's."""
+        if (twin := self._index.twin(repo_id)) and twin != besides:
+            raise conflict(f"{repo_id} would differ from {twin} in case only")
+
     def create(self, repo_id: str, *, private: bool, author: str) -> None:
         """Create a repository, whole or not at all."""
         path = self._path(repo_id)
-        if twin := self._index.twin(repo_id):
-            raise conflict(f"{repo_id} would differ from {twin} in case only")
+        self._check_case(repo_id)
         path.parent.mkdir(exist_ok=True)
-        sync_directory(self.root)
+        sync_filesystem(self.root)
         staging = path.parent / f".new-{uuid.uuid4().hex}"
         try:
             private_directory(staging)
@@ -79,7 +83,7 @@ class RepositoryStore:
                     if path.is_dir():
                         raise conflict(f"You already created this kernel repo: {repo_id} exists") from None
                     raise
-                sync_directory(path.parent)
+                sync_filesystem(path.parent)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
@@ -91,13 +95,14 @@ class RepositoryStore:
             with repository_lock(path, repo_id):
                 trash = path.parent / f".deleted-{uuid.uuid4().hex}"
                 path.rename(trash)
-                sync_directory(path.parent)
+                sync_filesystem(path.parent)
                 remove_repository_lock(path)
             shutil.rmtree(trash, ignore_errors=True)
 
     def move(self, source: str, target: str) -> None:
         """Rename a repository."""
         old, new = self._path(source), self._path(target)
+        self._check_case(target, besides=source)
         new.parent.mkdir(exist_ok=True)
         self.open(source)
         with repository_lock(old, source), self._index.changing(source), self._index.changing(target):
@@ -109,6 +114,6 @@ class RepositoryStore:
                 if new.is_dir():  # just created, which needs no lock of this repository
                     raise conflict(f"{target} exists") from None
                 raise
-            sync_directory(new.parent)
-            sync_directory(old.parent)
+            sync_filesystem(new.parent)
+            sync_filesystem(old.parent)
             remove_repository_lock(old)

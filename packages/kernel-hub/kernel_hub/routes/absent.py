@@ -8,7 +8,6 @@ from kernel_hub.refusals import Refusal, not_supported
 
 _OTHER_REPOSITORY = re.compile(r"/api/(models|datasets|spaces)/[^/]+/[^/]+")
 _OTHER_KIND = re.compile(r"/api/(models|datasets|spaces|buckets)(/|$)")
-_DISCUSSIONS = re.compile(r"/api/kernels/[^/]+/[^/]+/discussions")
 _XET = re.compile(r"/api/kernels/[^/]+/[^/]+/xet-")
 
 
@@ -19,11 +18,6 @@ def absent(method: str, path: str) -> Refusal:
         return Refusal(404, kernels_only, code="RepoNotFound")
     if _OTHER_KIND.match(path):
         return not_supported(kernels_only)
-    if _DISCUSSIONS.match(path):
-        return not_supported(
-            "this Hub has pull requests, but no discussions: open one with create_commit(create_pr=True), and merge it "
-            "with `kernel-builder hub merge`"
-        )
     if _XET.match(path):
         return not_supported("this Hub does not support Xet: set HF_HUB_DISABLE_XET=1 to upload files above 512 MB")
     if path.startswith("/api/"):

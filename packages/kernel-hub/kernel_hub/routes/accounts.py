@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from kernel_hub import names
 from kernel_hub.http.receive import segment
 from kernel_hub.hub_service import Hub
-from kernel_hub.refusals import no_organization, no_token
+from kernel_hub.refusals import Refusal, no_token
 from kernel_hub.routes.parameters import TheCaller, TheHub
 from kernel_hub.tokens import ANY, Caller
 
@@ -61,7 +61,7 @@ def organization_overview(organization: str, hub: TheHub, caller: TheCaller) -> 
     names.repo_id(name, "x")
     kernels = hub.index.count(caller.seen(), name)
     if not kernels and name not in hub.settings.trusted and name not in caller.organizations():
-        raise no_organization(name)
+        raise Refusal(404, f"no organization {name!r}, or none that this token may see", code="NotFound")
     return {
         **_named(name),
         "isVerified": name in hub.settings.trusted,

@@ -64,7 +64,7 @@ def content_response(request: Request, hub: Hub, repository: GitRepository, entr
     request.app.state.metrics.sent(end - start)
     if entry.large is None:
         return Response(repository.trees.read(entry)[start:end], status_code=status, headers=headers)
-    file = hub.large_files.open(entry.large.sha256)
+    file = hub.large_files.path(entry.large.sha256).open("rb")
     return StreamingResponse(_blocks(file, start, end), status_code=status, headers=headers)
 
 

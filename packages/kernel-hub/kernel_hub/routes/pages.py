@@ -1,4 +1,4 @@
-"""The web pages: the list of kernels, and for each kernel its variants, its card and the line that loads it.
+"""The web pages: lists of kernels, and for each kernel its card, its variants, its files and the line that loads it.
 
 The pages need no JavaScript. Repositories are untrusted: the card's HTML is sanitized, images come from this Hub only,
 and no script runs.
@@ -7,7 +7,9 @@ and no script runs.
 from __future__ import annotations
 
 import posixpath
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -21,22 +23,30 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from kernel_format import variant as variants
 from kernel_format.errors import VariantError
 from kernel_format.metadata import PackageMetadata
+from kernel_format.tree_digest import SIGNATURE
 from kernel_format.variant import Noarch, StableAbi, TvmFfiAbi
-from kernel_hub.git.objects import TreeEntry
+from kernel_hub import names
+from kernel_hub.git.objects import PullRequest, TreeEntry
 from kernel_hub.git.repository import GitRepository
+from kernel_hub.http.receive import segment
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal, no_token
 from kernel_hub.repositories.reader import card_source, version_branches
+from kernel_hub.routes.absent import absent
 from kernel_hub.routes.parameters import RepoId, TheCaller, TheHub, base_url, timestamp
+from kernel_hub.tokens import Caller
 
 router = APIRouter(include_in_schema=False)
 
 METADATA_BYTES = 1 << 20
 SHOWN_COMMITS = 10
-SHOWN_CHANGES = 1000
-SHOWN_FILES = 20_000  # of all builds: 0.2 s
+SHOWN = 1000  # entries of a list
+COUNTED_FILES = 20_000  # in the sizes of variants: 0.2 s
 # The most HTML of a card: a few bytes of tables and quotes give long HTML.
 CARD_HTML_CHARACTERS = 128 << 10
+# After this line, `kernel-builder upload` writes sections, of which the page has its own.
+_GENERATED = "<!-- What follows is written by kernel-builder. -->\n"
+_SHOWN_ABOVE = re.compile(r"^## (Use|Variants)\n.*?(?=^## |\Z)", re.M | re.S)
 _MARKDOWN = pyromark.Options.ENABLE_TABLES | pyromark.Options.ENABLE_STRIKETHROUGH
 PAGE = 50
 
@@ -50,43 +60,59 @@ _templates = Environment(
 )
 
 
-@dataclass(frozen=True)
-class VariantRow:
-    """A variant in the table of a kernel's page."""
-
-    name: str
-    torch: str
-    backend: str
-    platform: str
-    capabilities: str
-    size: int
-    dirty: bool
-
-
 @router.get("/")
 def front_page(request: Request, hub: TheHub, caller: TheCaller, search: str = "", after: str = "") -> Response:
     """List the kernels that the caller may see."""
-    kernels = hub.index.page(caller.seen(), search=search, after=after, count=PAGE + 1)
-    return _page(
-        request,
-        "kernels.html",
-        kernels=[(item, item.versions.split(), timestamp(item.changed)[:10]) for item in kernels[:PAGE]],
-        search=search,
-        after=after,
-        more=urlencode({"search": search, "after": kernels[PAGE - 1].repo_id}) if len(kernels) > PAGE else "",
-        trusted=hub.settings.trusted,
-        endpoint=base_url(request),
-    )
+    return _list(request, hub, caller, search=search, after=after)
 
 
 @router.get("/login")
 def login(caller: TheCaller) -> Response:
     """Make the browser ask for a token, as the password of any user name."""
     if not caller.name:
-        refusal = no_token("enter a token of this Hub as the password, with any user name")
-        refusal.headers = {"WWW-Authenticate": 'Basic realm="Hub", charset="UTF-8"'}
-        raise refusal
+        raise _password("enter a token of this Hub as the password, with any user name")
     return RedirectResponse("/", status_code=303)
+
+
+@router.get("/logout")
+def logout() -> Response:
+    """Make the browser forget the token, which it does when the Hub refuses it."""
+    raise _password("logged out: cancel the browser's question for a password, or enter another token")
+
+
+def _password(message: str) -> Refusal:
+    refusal = no_token(message)
+    refusal.headers = {"WWW-Authenticate": 'Basic realm="Hub", charset="UTF-8"'}
+    return refusal
+
+
+@router.get("/{organization}")
+def organization_page(
+    request: Request, organization: str, hub: TheHub, caller: TheCaller, search: str = "", after: str = ""
+) -> Response:
+    """List the kernels of an organization that the caller may see."""
+    name = segment(organization)
+    names.repo_id(name, "x")
+    if not hub.index.count(caller.seen(), name) and name not in caller.organizations():
+        raise absent(request.method, request.url.path)
+    return _list(request, hub, caller, search=search, after=after, organization=name)
+
+
+def _list(
+    request: Request, hub: Hub, caller: Caller, *, search: str, after: str, organization: str = ""
+) -> HTMLResponse:
+    kernels = hub.index.page(caller.seen(), search=search, organization=organization, after=after, count=PAGE + 1)
+    return _page(
+        request,
+        "kernels.html",
+        kernels=[(item, item.versions.split(), timestamp(item.changed)[:10]) for item in kernels[:PAGE]],
+        organization=organization,
+        search=search,
+        after=after,
+        more=urlencode({"search": search, "after": kernels[PAGE - 1].repo_id}) if len(kernels) > PAGE else "",
+        trusted=hub.settings.trusted,
+        endpoint=base_url(request),
+    )
 
 
 @router.get("/kernels/{organization}/{name}")
@@ -97,6 +123,7 @@ def kernel_page(request: Request, repo_id: RepoId, hub: TheHub, caller: TheCalle
     branch = version if version in versions else (versions[-1] if versions else "main")
     commit = repository.refs.resolve(branch)
     main = repository.refs.resolve("main")
+    files = repository.trees.entries(commit, recursive=True, count=COUNTED_FILES + 1)
     return _page(
         request,
         "kernel.html",
@@ -110,9 +137,10 @@ def kernel_page(request: Request, repo_id: RepoId, hub: TheHub, caller: TheCalle
         version=branch.removeprefix("v") if branch in versions else None,
         commit=commit,
         changed=timestamp(repository.history.last_modified(commit))[:10],
-        summary=_summary(hub, repo_id),
-        variants=_variants(repository, commit),
-        most_files=SHOWN_FILES,
+        variants=_variants(repository, files) if len(files) <= COUNTED_FILES else None,
+        most_files=COUNTED_FILES,
+        files=[(entry.path, entry.content_size) for entry in files[:SHOWN] if not entry.is_folder],
+        more_files=len(files) > SHOWN,
         card=_card(repository, commit, main, branch),
         history=[
             (item.oid, item.title, timestamp(item.time)[:10])
@@ -125,16 +153,7 @@ def kernel_page(request: Request, repo_id: RepoId, hub: TheHub, caller: TheCalle
 def commit_page(request: Request, repo_id: RepoId, commit: str, hub: TheHub, caller: TheCaller) -> Response:
     """Show one commit: its author, its message and the changed files."""
     repository = hub.to_read(repo_id, caller)
-    commit = repository.refs.resolve(commit)
-    changes, total = repository.history.changed_files(commit, count=SHOWN_CHANGES)
-    return _page(
-        request,
-        "changes.html",
-        repo_id=repo_id,
-        commit=repository.history.commits(commit, count=1)[0],
-        changes=changes,
-        more=total - SHOWN_CHANGES,
-    )
+    return _changes_page(request, repository, repository.refs.resolve(commit))
 
 
 @router.get("/kernels/{organization}/{name}/discussions/{number}")
@@ -143,17 +162,25 @@ def pull_request_page(
 ) -> Response:
     """Show one pull request: the changed files, and the command that merges it."""
     repository = hub.to_read(repo_id, caller)
-    pull_request = repository.commits.pull_request(number)
-    base = None if pull_request.merged else repository.refs.resolve(pull_request.base)
-    changes, total = repository.history.changed_files(pull_request.head, base, count=SHOWN_CHANGES)
+    return _changes_page(request, repository, pull_request=repository.commits.pull_request(number))
+
+
+def _changes_page(
+    request: Request, repository: GitRepository, commit: str = "", pull_request: PullRequest | None = None
+) -> Response:
+    base = None
+    if pull_request is not None:
+        commit = pull_request.head
+        base = None if pull_request.merged else repository.refs.resolve(pull_request.base)
+    changes, total = repository.history.changed_files(commit, base, count=SHOWN)
     return _page(
         request,
         "changes.html",
-        repo_id=repo_id,
+        repo_id=repository.repo_id,
         pull_request=pull_request,
-        commit=repository.history.commits(pull_request.head, count=1)[0],
+        commit=repository.history.commits(commit, count=1)[0],
         changes=changes,
-        more=total - SHOWN_CHANGES,
+        more=total - SHOWN,
         endpoint=base_url(request),
     )
 
@@ -167,7 +194,7 @@ def refusal_page(request: Request, refusal: Refusal) -> Response:
 
 
 def _page(request: Request, template: str, **values: Any) -> HTMLResponse:
-    text = _templates.get_template(template).render(**values)
+    text = _templates.get_template(template).render(**values, user=getattr(request.state, "caller", ""))
     return HTMLResponse(
         text,
         headers={
@@ -199,7 +226,8 @@ def _card(repository: GitRepository, commit: str, main: str, branch: str) -> str
     if not source:
         source, revision = card_source(repository, commit), branch
     base = f"/kernels/{repository.repo_id}/resolve/{quote(revision, safe='')}/"
-    return _clean_html(source, base)
+    text, _, generated = source.partition(_GENERATED)
+    return _clean_html(text + _SHOWN_ABOVE.sub("", generated), base)
 
 
 def _resolved(attribute: str, value: str, base: str) -> str:
@@ -225,46 +253,28 @@ def _inside(address: str, base: str) -> str:
     return base + posixpath.normpath(f"/{address}").lstrip("/")
 
 
-def _summary(hub: Hub, repo_id: str) -> str:
-    """Return the first paragraph of a kernel's card, as in lists."""
-    indexed = hub.index.find(repo_id)
-    return indexed.summary if indexed else ""
-
-
-def _variants(repository: GitRepository, commit: str) -> list[VariantRow] | None:
-    """Return the variants of a revision, or None if they have more files than a page shows."""
-    if repository.trees.find(commit, "build") is None:
-        return []
-    listed = repository.trees.entries(commit, "build", recursive=True, count=SHOWN_FILES + 1)
-    if len(listed) > SHOWN_FILES:
-        return None
-    sizes: dict[str, int] = {}
-    described: dict[str, TreeEntry] = {}
-    for entry in listed:
-        parts = entry.path.split("/")
-        if entry.is_folder or len(parts) < 3:
+def _variants(repository: GitRepository, files: Sequence[TreeEntry]) -> list[dict[str, object]]:
+    """Describe the variants among the files of a revision."""
+    rows: dict[str, dict[str, Any]] = {}
+    for entry in files:
+        top, name, path = [*entry.path.split("/", 2), "", ""][:3]
+        if top != "build" or not path or entry.is_folder:
             continue
-        sizes[parts[1]] = sizes.get(parts[1], 0) + entry.content_size
-        if parts[2:] == ["metadata.json"] and not entry.large and entry.size <= METADATA_BYTES:
-            described[parts[1]] = entry
-    return [
-        _variant_row(name, size, _metadata(repository, described.get(name))) for name, size in sorted(sizes.items())
-    ]
+        row = rows.setdefault(name, {"name": name, "needs": _needs(name), "size": 0, "metadata": PackageMetadata()})
+        row["size"] += entry.content_size
+        row["signed"] = row.get("signed") or path == SIGNATURE
+        if path == "metadata.json" and not entry.large and entry.size <= METADATA_BYTES:
+            with suppress(ValueError):
+                row["metadata"] = PackageMetadata.from_json(repository.trees.read(entry))
+    return [rows[name] for name in sorted(rows)]
 
 
-def _metadata(repository: GitRepository, entry: TreeEntry | None) -> PackageMetadata:
-    try:
-        return PackageMetadata.from_json(repository.trees.read(entry)) if entry else PackageMetadata()
-    except ValueError:
-        return PackageMetadata()
-
-
-def _variant_row(name: str, size: int, metadata: PackageMetadata) -> VariantRow:
-    capabilities, dirty = ", ".join(metadata.archs), metadata.is_dirty
+def _needs(name: str) -> list[str]:
+    """Return the releases of Torch and of the back end, and the platform, that a variant needs."""
     try:
         variant = variants.parse(name)
     except VariantError:
-        return VariantRow(name, "see the name", "see the name", "see the name", capabilities, size, dirty)
+        return ["see the name"] * 3
     framework = variant.framework
     if isinstance(framework, Noarch):
         torch = "any"
@@ -272,8 +282,5 @@ def _variant_row(name: str, size: int, metadata: PackageMetadata) -> VariantRow:
         torch = f"none, TVM FFI {framework.release}"
     else:
         torch = f"{framework.release} and later" if isinstance(framework, StableAbi) else str(framework.release)
-    if variant.release:
-        backend = f"{variant.backend.title} {variant.release} to {variant.release.major}.x"
-    else:
-        backend = {"cpu": "CPU", "cuda": "CUDA, any"}.get(variant.backend.name, variant.backend.name)
-    return VariantRow(name, torch, backend, variant.platform or "any", capabilities, size, dirty)
+    release = f" {variant.release} to {variant.release.major}.x" if variant.release else ""
+    return [torch, f"{variant.backend.title}{release}", variant.platform or "any"]

@@ -40,7 +40,14 @@ def caller_of(request: Request, hub: TheHub) -> Caller:
     if sent.lower().startswith("basic ") and request.method not in {"GET", "HEAD"} and not by_git:
         # A browser adds basic credentials to every form, also to one on a malicious page. No form has git's types.
         raise no_token("send the token as 'Authorization: Bearer …' to change something")
-    caller = hub.caller(sent)
+    proxy = request.headers.get("x-hub-proxy-token")
+    if proxy is None or sent:
+        caller = hub.caller(sent)
+    elif request.method in {"GET", "HEAD"}:  # as for basic credentials, no page can forge a change
+        named = [request.headers.get(name, "") for name in ("x-forwarded-user", "x-forwarded-groups")]
+        caller = hub.tokens.user(proxy, *named)
+    else:
+        raise no_token("users of the proxy's single sign-on only read: send a token to change something")
     request.state.caller = caller.name
     return caller
 

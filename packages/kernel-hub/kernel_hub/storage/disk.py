@@ -10,15 +10,6 @@ from pathlib import Path
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def sync_directory(path: Path) -> None:
-    """Sync the names in a directory to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def sync_filesystem(path: Path) -> None:
     """Sync the whole file system of a directory to the disk, in one wait for any number of files."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -43,6 +34,6 @@ def private_file(path: Path) -> None:
 
 
 def _restrict(path: Path, mode: int) -> None:
-    with suppress(PermissionError):  # it belongs to another user, who has chosen the mode
+    with suppress(OSError):  # it belongs to another user, who has chosen the mode, or cannot be written
         if path.stat().st_mode & 0o777 != mode:
             path.chmod(mode)

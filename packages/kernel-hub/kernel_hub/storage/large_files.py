@@ -11,9 +11,8 @@ import hashlib
 import os
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import IO
 
 from kernel_hub import names
 from kernel_hub.refusals import bad_request
@@ -21,7 +20,7 @@ from kernel_hub.storage.disk import private_directory, sync_filesystem
 
 
 class IncomingFile:
-    """An upload in progress. Its staged file is deleted when the context ends, unless the store adopted it."""
+    """An upload in progress, which is staged in a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,17 +28,7 @@ class IncomingFile:
         self.sha256 = ""  # known after `seal`
         self._hash = hashlib.sha256()
         self._file = path.open("xb")
-
-    def __enter__(self) -> IncomingFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._file.close()
-        finally:
-            self.path.unlink(missing_ok=True)
+        self.close = self._file.close
 
     def write(self, data: bytes) -> None:
         """Append bytes."""
@@ -77,9 +66,15 @@ class LargeFiles:
         private_directory(root)
         private_directory(staging)
 
-    def receive(self) -> IncomingFile:
-        """Begin an upload."""
-        return IncomingFile(self._staging / uuid.uuid4().hex)
+    @contextmanager
+    def receive(self) -> Iterator[IncomingFile]:
+        """Begin an upload. Its staged file is deleted when the context ends, unless the store adopted it."""
+        incoming = IncomingFile(self._staging / uuid.uuid4().hex)
+        try:
+            yield incoming
+        finally:
+            incoming.close()
+            incoming.path.unlink(missing_ok=True)
 
     def adopt(self, incoming: Sequence[IncomingFile]) -> None:
         """Move sealed uploads into the store, durably."""
@@ -95,10 +90,6 @@ class LargeFiles:
             return self.path(sha256).stat().st_size
         except FileNotFoundError:
             return None
-
-    def open(self, sha256: str) -> IO[bytes]:
-        """Open a stored file for reading."""
-        return self.path(sha256).open("rb")
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
         """The digests of all stored files, and when each was stored, in seconds since 1970."""

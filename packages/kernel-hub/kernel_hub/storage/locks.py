@@ -10,7 +10,7 @@ from typing import NoReturn
 from kernel_format.files import locked
 from kernel_hub.refusals import busy, no_repository
 
-LOCK_SECONDS = 30.0  # a commit holds a repository's lock for some milliseconds
+LOCK_SECONDS = 50.0  # a commit takes some 0.1 s, and proxies wait for 60 s by default
 
 
 def exclusive_lock(path: Path, name: str) -> AbstractContextManager[None]:
