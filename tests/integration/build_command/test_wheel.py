@@ -22,7 +22,6 @@ import sys
 sys.modules["kernels"] = sys.modules["huggingface_hub"] = None  # cannot be imported
 import torch, stable_scale
 print(stable_scale.scaled(torch.arange(3.0), 2.0).tolist())
-torch.compile(stable_scale.scaled, fullgraph=True, backend="eager")(torch.ones(3), 2.0)
 """
 BESIDE_THE_CLIENT = """
 import importlib, sys, torch
