@@ -9,7 +9,7 @@
 # make arm64-python  a Python for aarch64 in .venv/arm64, which runs by qemu-user: a nightly test needs it (Debian, Ubuntu)
 # make gpu-test      the kernels' tests, on a machine with a GPU; CUDA_COMPILER=clang tests clang's binaries
 # make landlock-test the tests that depend on the sandbox, on Landlock where bubblewrap is installed as well
-# make nightly       attack the Hub server, kill servers, builds and uploads, compile Triton kernels, and slow builds (20 minutes)
+# make nightly       attack the Hub server, fuzz parsers, kill servers, builds and uploads, compile Triton kernels (30 minutes)
 # make newest-client the tests that depend on the Hub's client, with its newest release
 # make device-code   compile all device code with nvcc and clang, warnings as errors, and for ROCm (minutes)
 #
@@ -99,6 +99,7 @@ newest-client: .venv/ready
 	.venv/bin/python -m pytest -p tests.skips -n 2 packages/kernel-hub/tests/test_server_clients.py tests/unit/package tests/unit/hub tests/integration/checks tests/system/hub/publishing $(PYTEST)
 
 nightly: .venv/ready arm64-python
+	.venv/bin/uv pip install --quiet --python .venv atheris
 	.venv/bin/python -m pytest -m nightly tests packages $(PYTEST)
 	.venv/bin/kernel-builder build tests/aot_kernels/moe_routing --no-load  # fetches Triton
 	.venv/bin/python -m pytest -m "not device_code" tests/integration/test_aot.py tests/system/hub/publishing/test_triton.py $(PYTEST)

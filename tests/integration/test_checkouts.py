@@ -14,6 +14,8 @@ from kernel_builder.steps.provenance import GitState, git_state
 from kernel_format.errors import ConfigError, VerificationError
 from tests.support.git import git
 
+pytestmark = pytest.mark.attack
+
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
