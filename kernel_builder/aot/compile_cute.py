@@ -96,22 +96,27 @@ def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text())
     root = Path(sys.argv[2])
     sys.path[:0] = [str(root), str(root / "nvidia_cutlass_dsl/dsl_packages")]
+    of_capability: dict[int, list[Any]] = {}
+    for job in request["jobs"]:
+        of_capability.setdefault(job["target"][1], []).append(job)
+    count = max(1, request["processes"] // len(of_capability))
+    parts = [(key, jobs[part::count]) for key, jobs in of_capability.items() for part in range(count) if jobs[part:]]
     running = 0
-    for capability in sorted({job["target"][1] for job in request["jobs"]}):
+    for capability, jobs in parts:
         if running == request["processes"]:
             os.wait()
             running -= 1
         running += 1
         if os.fork() == 0:
             try:
-                _compile_for(capability, request)
+                _compile_for(capability, jobs, request)
             finally:
                 os._exit(0)
     for _ in range(running):
         os.wait()
 
 
-def _compile_for(capability: int, request: dict[str, Any]) -> None:
+def _compile_for(capability: int, jobs: list[dict[str, Any]], request: dict[str, Any]) -> None:
     # CuTe DSL reads it when it is imported.
     os.environ["CUTE_DSL_ARCH"] = f"sm_{capability}{'a' if capability >= 90 else ''}"
     import cutlass.cute  # noqa: F401  # before the placeholders, which it must not find
@@ -122,7 +127,7 @@ def _compile_for(capability: int, request: dict[str, Any]) -> None:
     except BaseException as error:
         (out / "error.json").write_text(json.dumps({"error": f"{type(error).__name__}: {error}"}))
         return
-    run(module, [job for job in request["jobs"] if job["target"][1] == capability], out, _compile)
+    run(module, jobs, out, _compile)
 
 
 if __name__ == "__main__":

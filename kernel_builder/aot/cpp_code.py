@@ -68,7 +68,7 @@ def launcher(
         f"extern {table.format(op.name)};",
         "",
         f"{_result(op)} {op.name}({_parameters(op)}) {{",
-        *(wrapped for line in body for wrapped in _wrapped(f"  {line}".rstrip())),
+        *(part for line in body for part in wrapped(f"  {line}".rstrip())),
         "}",
     ]
     return "\n".join(lines) + "\n"
@@ -105,7 +105,7 @@ def images(op: Op, cubins: Sequence[Sequence[Cubin]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _wrapped(line: str) -> Iterator[str]:
+def wrapped(line: str) -> Iterator[str]:
     """Yield a line in parts of at most 120 characters, broken after commas and before operators outside of strings."""
     while len(line) > _WIDTH:
         breaks = [

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from kernel_builder.aot.cpp_code import wrapped
 from kernel_format.errors import ConfigError
 
 # The operations that compute one value, with signed operands as `s`.
@@ -30,7 +31,6 @@ _IGNORED = ("intr.lifetime.start", "intr.lifetime.end", "intr.assume", "unreacha
 _DYNAMIC = -(2**31)  # an index that is an operand
 # cudaLaunchConfig_t, whose third member is the size of dynamic shared memory, and the fourth the stream.
 _CONFIGURATION = "!llvm.struct<(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32)>"
-_LINE = 120
 
 
 class Type(NamedTuple):
@@ -143,20 +143,25 @@ class _Translator:
         self.shared: int | None = 0
 
     def function(self) -> Host:
-        lines = []
-        arguments = [parse_type(kind) for _, kind in self.blocks[0]["arguments"]]
+        list(self.lines())  # the constants, of which a block may use those of a later one
+        self.variables.clear()
+        body = list(self.lines())
+        declared = [f"  {kind} {', '.join(names)};" for kind, names in self.variables.items()]
+        head = "uint32_t NAME(aot::Kernel* kernels, int device, const void* const* arguments) {"
+        text = "\n".join([head, *(part for line in (*declared, *body) for part in wrapped(line)), "}"])
+        return Host(text, self.shared, tuple(parse_type(kind) for _, kind in self.blocks[0]["arguments"]))
+
+    def lines(self) -> Iterator[str]:
         for number, block in enumerate(self.blocks):
-            lines += [f"block_{number}:"] if number else []
+            if number:
+                yield f"block_{number}:"
             for position, (name, text) in enumerate(block["arguments"]):
                 kind = self.variable(name, text)
-                lines += [] if number else [f"v{name} = aot::load<{kind.cpp}>(arguments[{position}]);"]
+                if number == 0:
+                    yield f"  v{name} = aot::load<{kind.cpp}>(arguments[{position}]);"
             self.stops = any(operation["name"] == "intr.trap" for operation in block["operations"])
             for operation in block["operations"]:
-                lines += self.statements(operation)
-        lines = [f"{kind} {', '.join(names)};" for kind, names in self.variables.items()] + lines
-        head = "uint32_t NAME(aot::Kernel* kernels, int device, const void* const* arguments) {"
-        text = "\n".join([head, *(wrapped for line in lines for wrapped in _wrapped(line)), "}"])
-        return Host(text, self.shared, tuple(arguments))
+                yield from (f"  {line}" for line in self.statements(operation))
 
     def variable(self, name: str, text: str) -> Type:
         kind = parse_type(text)
@@ -195,19 +200,23 @@ class _Translator:
         elif name == "intr.trap":
             yield 'aot::fail("the host code of the kernel stopped");'
         elif name == "br":
+            yield "{"
             yield from self.jump(operation["successors"][0], values)
+            yield "}"
         elif name == "cond_br":
             first, second = operation["successors"]
             split = 1 + _numbers(attributes["operandSegmentSizes"])[1]
             yield f"if ({values[0]}) {{"
             yield from self.jump(first, values[1:split])
-            yield "}"
+            yield "} else {"
             yield from self.jump(second, values[split:])
+            yield "}"
         elif name == "insertvalue":
             offset, part = parse_type(text).inside(_numbers(attributes["position"]))
             self.variable(result, text)
             yield f"v{result} = {values[0]};"
-            yield f"aot::store<{part.cpp}>(v{result}.bytes + {offset}, {values[1]});" if part.size else ";"
+            if part.size:
+                yield f"aot::store<{part.cpp}>(v{result}.bytes + {offset}, {values[1]});"
         else:
             value = self.value(operation, result, parse_type(text), names, values)
             is_constant = name in ("getelementptr", "inttoptr") and all(each in self.constants for each in names)
@@ -219,9 +228,9 @@ class _Translator:
 
     def jump(self, number: int, values: Sequence[str]) -> Iterator[str]:
         targets = [f"v{name}" for name, _ in self.blocks[number]["arguments"]]
-        if set(targets) & set(values):
-            raise ValueError("a loop that exchanges values")
-        yield from (f"{target} = {value};" for target, value in zip(targets, values, strict=True))
+        # All values are read before the first is assigned.
+        yield from (f"const auto next_{target} = {value};" for target, value in zip(targets, values, strict=True))
+        yield from (f"{target} = next_{target};" for target in targets)
         yield f"goto block_{number};"
 
     def value(
@@ -289,12 +298,3 @@ def _constant(text: str, kind: Type) -> str:
 def _numbers(array: str) -> list[int]:
     """Return the numbers of `array<i64: 1, 0>`."""
     return [int(number) for number in re.findall(r"-?\d+", array.partition(":")[2])]
-
-
-def _wrapped(line: str) -> Iterator[str]:
-    indent = "" if line.startswith("block_") else "  "
-    while len(indent + line) > _LINE and " " in line[: _LINE - len(indent)]:
-        cut = line.rindex(" ", 0, _LINE - len(indent))
-        yield indent + line[:cut]
-        line, indent = line[cut + 1 :], "      "
-    yield indent + line

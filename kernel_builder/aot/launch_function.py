@@ -121,7 +121,11 @@ class _Reader(ast.NodeTransformer):
                 self.grids[name] = value
             case ast.Assign(targets=[ast.Name(name)], value=value):
                 self._assign(name, value)
-            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Attribute(value=tensor, attr="shape")):
+            case ast.Assign(
+                targets=[ast.Tuple(elts=targets)],
+                value=ast.Attribute(value=tensor, attr="shape")
+                | ast.Call(func=ast.Attribute(value=tensor, attr="size"), args=[]),
+            ):
                 self._require(_expression(f"{ast.unparse(tensor)}.dim() == {len(targets)}"))
                 for index, target in enumerate(targets):
                     self._assign_element(target, _expression(f"{ast.unparse(tensor)}.size({index})"))

@@ -65,8 +65,7 @@ def _recorded(tuner: Any, launches: list[Launch]) -> Any:
 
 def _row(config: Any) -> Row:
     """Return the constexprs and options of a `triton.Config`."""
-    row = {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
-    return row | ({"num_ctas": config.num_ctas} if config.num_ctas > 1 else {})
+    return {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
 
 
 def _named(config: Any) -> str:
@@ -86,7 +85,7 @@ def rows(launches: Sequence[Launch], present: Sequence[Row], passed: Mapping[str
     Raises:
         ConfigError: If no launch has the constexprs of a row, or their expressions are unknown.
     """
-    tuned = {name for launch in launches for name in launch.best} | {"num_warps", "num_stages", "num_ctas", "when"}
+    tuned = {name for launch in launches for name in launch.best} | {"num_warps", "num_stages", "when"}
     kept: list[Row] = []
     for row in present:
         fixed = {name: value for name, value in row.items() if name not in tuned}

@@ -99,12 +99,18 @@ def _python_package(directory: Path) -> Any:
 
 def _tuner(module: Any, kernel: str, where: str) -> Any:
     """Return a kernel's autotuner."""
-    tuner = getattr(module, kernel, None)
-    if not hasattr(tuner, "configs_timings") and not hasattr(tuner, "configs"):
+    tuner: Any = getattr(module, kernel, None)
+    if not hasattr(tuner, "configs"):
         raise ConfigError(
             f"{kernel} has no configurations to choose from",
             where=where,
             hint="add @triton.autotune(configs=[...], key=[...]) above @triton.jit",
+        )
+    if any(config.num_ctas > 1 for config in tuner.configs):
+        raise ConfigError(
+            f"{kernel} has configurations with num_ctas above 1, which are not compiled ahead of time",
+            where=where,
+            hint="remove them from @triton.autotune",
         )
     return tuner
 

@@ -39,6 +39,7 @@ def project(directory: Path, change: Callable[[str], str] = lambda text: text, c
     module = directory / "torch-ext/row_norm/kernels.py"
     text = re.sub(r"\ndef rms_norm\(.*", "", module.read_text(), flags=re.DOTALL)
     module.write_text(change(text))
+    module.with_name("layouts.py").write_text("import cutlass\n")
     return directory
 
 

@@ -1,4 +1,5 @@
-// Launches kernels that CuTe DSL compiled ahead of time. The compiled host function computes the grid and the arguments.
+// Launches kernels that CuTe DSL compiled ahead of time. The compiled host function computes the grid and the
+// arguments.
 #pragma once
 
 #include <cstring>
@@ -8,7 +9,8 @@
 
 namespace aot {
 
-// The compiled host function of a configuration, and its kernels. The arguments point to tensors, numbers and the stream.
+// The compiled host function of a configuration, and its kernels. The arguments point to tensors, numbers and the
+// stream.
 struct Host {
   uint32_t (*function)(Kernel* kernels, int device, const void* const* arguments);
   Kernel* kernels;

@@ -137,6 +137,10 @@ inline CUkernel loaded(const Kernel& kernel, const Image& image, int device) {
     check(driver().set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes, function, device),
           kernel.name);
   }
+  if (kernel.threads == 0 && image.capability >= 90) {  // of CuTe DSL: clusters may have more than 8 blocks
+    check(driver().set_attribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, function, device),
+          kernel.name);
+  }
   return function;
 }
 

@@ -21,11 +21,13 @@ from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
 from tests.support.places import ROOT
 
-SOURCES = sorted([*ROOT.glob("kernels/*/*_cuda/*.cu"), *ROOT.glob("kernels/*/naive/*.cu")])
+FAST = sorted(ROOT.glob("kernels/*/*_cuda/*.cu"))
+NAIVE = sorted(ROOT.glob("kernels/*/naive/*.cu"))
 
-each_source = pytest.mark.parametrize(
-    "source", SOURCES, ids=[str(path.relative_to(ROOT / "kernels")) for path in SOURCES]
-)
+
+def each(sources: Sequence[Path]) -> pytest.MarkDecorator:
+    names = [str(path.relative_to(ROOT / "kernels")) for path in sources]
+    return pytest.mark.parametrize("source", sources, ids=names)
 
 
 def output_of(command: Sequence[str | Path], source: Path, output: Path) -> str:
@@ -60,7 +62,7 @@ def clang(tools: Toolchains) -> list[str | Path]:
 
 
 @pytest.mark.device_code
-@each_source
+@each(FAST + NAIVE)
 def test_clang(source: Path, tmp_path: Path) -> None:
     tools = Toolchains()
     known = known_capabilities()  # CUDA 12 has older ones, which the kernels are not written for
@@ -70,7 +72,7 @@ def test_clang(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.device_code
-@each_source
+@each(FAST)
 def test_clang_keeps_arrays_in_registers(source: Path, tmp_path: Path) -> None:
     """No element is chosen by its address, and no copy of floats is split into bytes."""
     ptx = tmp_path / "ptx"
@@ -80,7 +82,7 @@ def test_clang_keeps_arrays_in_registers(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.device_code
-@each_source
+@each(FAST + NAIVE)
 @pytest.mark.parametrize("release", [Release(13, 0), Release(13, 2)], ids=str)
 def test_nvcc(source: Path, release: Release, tmp_path: Path) -> None:
     toolkit = toolkits.toolkit(Toolchains(), release)

@@ -1,8 +1,11 @@
 """Tests of the rows that are chosen by measured configurations."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from kernel_builder.aot.tuning import Launch, rows, write_rows
+from kernel_builder.cli import tune_command
 from kernel_format.errors import ConfigError
 
 SMALL, LARGE = {"BLOCK": 1024, "num_warps": 4}, {"BLOCK": 4096, "num_warps": 8}
@@ -67,3 +70,18 @@ config = [ { BLOCK = 1 } ]
         "  { BLOCK = 1 },\n",
         '  { when = "n <= 700", BLOCK = 1024, num_warps = 4, EVEN = true },\n  { BLOCK = 4096, num_warps = 8 },\n',
     )
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (
+            SimpleNamespace(configs=[SimpleNamespace(num_ctas=2)]),
+            "norm_kernel has configurations with num_ctas above 1",
+        ),
+        (SimpleNamespace(), "norm_kernel has no configurations to choose from"),
+    ],
+)
+def test_configurations_that_are_not_compiled_are_refused(kernel, message):
+    with pytest.raises(ConfigError, match=message):
+        tune_command._tuner(SimpleNamespace(norm_kernel=kernel), "norm_kernel", "aot.toml: [op.norm]")
