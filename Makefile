@@ -68,7 +68,7 @@ all-tests: .venv/ready
 # Otherwise each of several test processes compiles the same tests and imports. Tests of kernels that are not built fail.
 bytecode: export PYTEST_DISABLE_PLUGIN_AUTOLOAD = 1
 bytecode: .venv/ready
-	.venv/bin/python -m pytest --collect-only -qq tests packages $(KERNELS:%=%/tests) >/dev/null 2>&1 || true
+	.venv/bin/python -m pytest -p pytest_timeout --collect-only -qq tests packages $(KERNELS:%=%/tests) >/dev/null 2>&1 || true
 
 packages: .venv/ready
 	.venv/bin/kernel-builder build $(KERNELS) --backend cpu
@@ -98,11 +98,14 @@ newest-client: .venv/ready
 	.venv/bin/uv pip install --quiet --python .venv --upgrade kernels kernels-data
 	.venv/bin/python -m pytest -p tests.skips -n 2 packages/kernel-hub/tests/test_server_clients.py tests/unit/package tests/unit/hub tests/integration/checks tests/system/hub/publishing $(PYTEST)
 
-nightly: .venv/ready arm64-python
+# The builds fetch Triton and CuTe DSL, without which tests are skipped.
+nightly: .venv/ready arm64-python packages
 	.venv/bin/uv pip install --quiet --python .venv atheris
-	.venv/bin/python -m pytest -m nightly tests packages $(PYTEST)
-	.venv/bin/kernel-builder build tests/aot_kernels/moe_routing --no-load  # fetches Triton
-	.venv/bin/python -m pytest -m "not device_code" tests/integration/test_aot.py tests/system/hub/publishing/test_triton.py $(PYTEST)
+	for project in aot_kernels/moe_routing cute_kernels/row_norm; do \
+		.venv/bin/kernel-builder build tests/$$project --capability 9.0 --no-load \
+			--variant torch-stable-abi210-cu130-x86_64-linux --out .venv/$$project || exit 1; done
+	.venv/bin/python -m pytest -m nightly tests packages $(KERNELS:%=%/tests) $(PYTEST)
+	.venv/bin/python -m pytest tests/integration/test_aot.py tests/integration/test_cute_dsl.py $(PYTEST)
 
 lint: .venv/ready
 	.venv/bin/ruff format --check .

@@ -96,11 +96,14 @@ def _files_for_authors(source: str, functions: Sequence[str], values: dict[str, 
         "card_of_layer": "",
         "example": "\n".join(f"print({call})" for call in calls),
         "example_of_card": "\n".join(calls),
+        "layer": "".join(map(str.capitalize, functions[0].split("_"))),
+        "formula": "self.ours(x.float())  # Not written yet: the formula, in PyTorch",
+        "passes": '["forward"]',
         "benchmark_arguments": ", ".join(in_benchmark),
         "arguments": "\n".join(f'    "{name}": ({", ".join([*examples[name], ""]).strip()}),' for name in functions),
         "fakes": "\n".join(f'    "{name}": lambda *args: ({fake}),' for name, fake in fakes.items()),
     }
-    shared = ("CARD.md", ".gitignore", "tests/conftest.py")
+    shared = ("CARD.md", ".gitignore", "tests/conftest.py", "benchmarks/benchmark.py")
     rendered = render(_TEMPLATES / "init", values, only=shared)
     rendered |= render(_TEMPLATES / "inline_project", values)
     rendered["benchmarks/workload.py"] = (_TEMPLATES / "kit" / "workload.py").read_text(encoding="utf-8")

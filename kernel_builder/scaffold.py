@@ -138,6 +138,8 @@ def _render(
         "backends": "[" + ", ".join(f'"{backend}"' for backend in wanted) + "]",
         "directories": ", ".join(f"`{package}_{backend}/`" for backend in wanted),
         "operator": operator,
+        "passes": '["forward", "backward"]',
+        "benchmark_arguments": "x",
         "example_of_card": f'x = torch.randn(4, 8, device="{device}")\ny = kernel.{operator}(x)',
         **_description(operator),
     }

@@ -9,6 +9,7 @@ from kernels_data import Digest, DigestValidationError, DigestViolation, Metadat
 
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
 from kernel_builder.config.variant import Noarch
+from kernel_format.files import LFS_POINTER
 from kernel_format.metadata import PackageMetadata
 
 _REBUILD = "build the package again"
@@ -74,7 +75,9 @@ def _files(package: CheckedPackage) -> Iterator[Finding]:
             yield _finding(name, "is in a directory for bytecode", f"delete {name}")
         elif path.name.startswith("."):
             yield _finding(name, "is a hidden file", f"delete {name}")
-        elif path.is_file() and path not in package.binary_paths and _is_object_code(path):
+        elif path.is_file() and _starts_with(path, LFS_POINTER):
+            yield _finding(name, "is a pointer of git-lfs, and not the file's content", "run `git lfs pull`, and build")
+        elif path.is_file() and path not in package.binary_paths and _starts_with(path, b"\x7fELF", b"!<arch>"):
             yield _finding(
                 name,
                 "is object code besides the kernel's own binary",
@@ -82,9 +85,9 @@ def _files(package: CheckedPackage) -> Iterator[Finding]:
             )
 
 
-def _is_object_code(path: Path) -> bool:
+def _starts_with(path: Path, *starts: bytes) -> bool:
     with path.open("rb") as file:
-        return file.read(8).startswith((b"\x7fELF", b"!<arch>"))
+        return file.read(max(map(len, starts))).startswith(starts)
 
 
 def _metadata(package: CheckedPackage, metadata: PackageMetadata) -> Iterator[Finding]:

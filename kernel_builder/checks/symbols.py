@@ -92,6 +92,12 @@ def check_torch_stable_abi(package: CheckedPackage, binary: SharedObject) -> Ite
                 f"TORCH_FEATURE_VERSION >= TORCH_VERSION_{release.major}_{release.minor}_0",
             )
     for readable in demangle(foreign).values():
+        if "torch::stable::" in readable.partition("(")[0]:
+            yield Finding(
+                f"{readable} is undefined: its source includes a header that only declares it",
+                "include the header of torch/csrc/stable that defines it, for tensors torch/csrc/stable/tensor.h",
+            )
+            continue
         yield Finding(
             f"uses {readable}, which is not part of Torch's stable ABI",
             "include only headers of torch/csrc/stable and torch/headeronly, "

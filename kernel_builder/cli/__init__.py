@@ -18,6 +18,7 @@ from typing import Any, NoReturn, TextIO, TypeVar, cast
 import click
 
 import kernel_builder
+from kernel_builder import network
 from kernel_builder.cli.plugins import PluginGroup
 from kernel_builder.config.build_toml import FILE
 from kernel_builder.config.notices import notices
@@ -169,6 +170,7 @@ class MainGroup(PluginGroup):
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _exit)
         try:
+            network.trust_certificates()
             return super().invoke(ctx)
         except KernelBuilderError as error:
             self._stop(ctx, error)

@@ -52,6 +52,7 @@ def load(
 
     Raises:
         ConfigError: If the source does not have a function of that name.
+        VariantError: If the installed Torch has no CUDA and the source needs it.
         BuildError: If the source does not compile; the message has the compiler's output.
     """
     import torch
@@ -61,6 +62,13 @@ def load(
     by_name = {names[0]: fakes} if callable(fakes) else dict(fakes or {})
     if unknown := [name for name in by_name if name not in names]:
         raise ConfigError(f"{unknown[0]!r} is not one of the loaded functions ({', '.join(names)})", where="fakes")
+    if inline_project.backend_of(text) == "cuda" and torch.version.cuda is None:
+        raise VariantError(
+            f"the source has CUDA kernels, and the installed Torch {torch.__version__} is not for CUDA",
+            where="kernel_builder.load",
+            hint="install a Torch for CUDA; or run the code on the CPU: `kernel-builder init ORG/NAME --from FILE --op "
+            "FUNCTION`, then `kernel-builder emulate NAME`",
+        )
     package = _package(f"#line 1\n{text}", names)  # the compiler's messages have the lines of the source
     for name, fake in by_name.items():
         torch.library.register_fake(getattr(package, name).name(), fake, allow_override=True)

@@ -17,9 +17,10 @@ from kernel_builder.config.project_files import in_work_tree
 from kernel_builder.hub.content import Content, RemoteFile
 from kernel_builder.hub.publication import LARGE_FILE
 from kernel_format.errors import ConfigError
+from kernel_format.files import LFS_POINTER
 
 # Without git's list, files of other kinds are not published.
-_KNOWN = re.compile(r".*\.(py|pyi|toml|md|c|cc|cpp|cxx|cu|cuh|h|hpp|inl|hip|rs|lock)|(LICENSE|NOTICE)[^/]*")
+_KNOWN = re.compile(r".*\.(py|pyi|toml|md|c|cc|cpp|cxx|cu|cuh|h|hh|hpp|hxx|inc|inl|hip|rs|lock)|(LICENSE|NOTICE)[^/]*")
 _PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 LARGEST_SOURCE = 10 << 20
 
@@ -32,7 +33,7 @@ def published_files(root: Path, *, largest: int = LARGEST_SOURCE) -> dict[str, C
     files that they point to, so that the published project needs no other directory.
 
     Raises:
-        ConfigError: If a file is a private key, or larger than `largest`.
+        ConfigError: If a file is a private key, a pointer of git-lfs, or larger than `largest`.
     """
     root = Path(os.path.realpath(root))
     files = {
@@ -47,7 +48,12 @@ def published_files(root: Path, *, largest: int = LARGEST_SOURCE) -> dict[str, C
     }
     for name, content in files.items():
         with (root / name).open("rb") as file:
-            is_key = _PRIVATE_KEY.search(file.read(4096))
+            start = file.read(4096)
+        is_key = _PRIVATE_KEY.search(start)
+        if start.startswith(LFS_POINTER):
+            raise ConfigError(
+                "is a pointer of git-lfs, and not the file's content", where=str(root / name), hint="run `git lfs pull`"
+            )
         if is_key or content.size > largest:
             raise ConfigError(
                 "is a private key" if is_key else f"has {content.size} bytes; sources have at most {largest}",
@@ -55,6 +61,17 @@ def published_files(root: Path, *, largest: int = LARGEST_SOURCE) -> dict[str, C
                 hint="list it in .gitignore" + ("" if is_key else f", or publish it with --allow {LARGE_FILE}"),
             )
     return files
+
+
+def check_complete(project: Project, files: Mapping[str, Content]) -> None:
+    """Raise an error if the published files lack a source that `build.toml` lists."""
+    listed = [*getattr(project.framework, "src", ()), *(path for kernel in project.kernels for path in kernel.src)]
+    if missing := [path for path in dict.fromkeys(listed) if path not in files]:
+        raise ConfigError(
+            f"lists {', '.join(missing)}, which would not be published: git or .gitignore excludes them",
+            where=str(project.root / build_toml.FILE),
+            hint="take them out of .gitignore, or `git add --force` them",
+        )
 
 
 def with_names_of_owner(project: Project, files: Mapping[str, Content]) -> dict[str, Content]:

@@ -112,7 +112,9 @@ def _prepared(request: PublishRequest, progress: Progress) -> _Publication:
     left_out = {name: str(checked[name].metadata.status) for name in checked.keys() - packages.keys()}
     api = next(iter(packages.values())).api
     limit = {"largest": sys.maxsize} if LARGE_FILE in request.allow else {}
-    sources = project_sources.with_names_of_owner(project, project_sources.published_files(project.root, **limit))
+    files = project_sources.published_files(project.root, **limit)
+    project_sources.check_complete(project, files)
+    sources = project_sources.with_names_of_owner(project, files)
     return _Publication(request, project, packages, left_out, api, contents, sources, repository, branch, progress)
 
 

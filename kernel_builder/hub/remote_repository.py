@@ -27,7 +27,7 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import HFValidationError, build_hf_headers, hf_raise_for_status, validate_repo_id
 from packaging.version import Version
 
-from kernel_builder import toml_file
+from kernel_builder import network, toml_file
 from kernel_builder.hub.content import Content, RemoteFile
 from kernel_builder.progress import Progress
 from kernel_format.errors import HubError, VerificationError
@@ -291,14 +291,17 @@ class RemoteRepository:
     def _translated_errors(self, action: str) -> Iterator[None]:
         """Turn exceptions of the Hub's client into errors with a hint."""
         # The base class of the HTTP library that this version of the client uses.
-        network: type[Exception] = HfHubHTTPError.__bases__[0]
+        http_error: type[Exception] = HfHubHTTPError.__bases__[0]
         hooks = get_session().event_hooks
         if _check_headers not in hooks["response"]:
             get_session().event_hooks = {**hooks, "response": [*hooks["response"], _check_headers]}
         try:
             yield
-        except (network, ConnectionError, LocalEntryNotFoundError, RuntimeError, ValueError) as error:
+        except (http_error, ConnectionError, LocalEntryNotFoundError, RuntimeError, ValueError) as error:
             # A response has the Hub's message; its cause, the HTTP library's error, has not.
+            if explained := network.explain(error):
+                where = f"{self.repo_id} on {self.api.endpoint}"
+                raise HubError(f"cannot {action}: {explained[0]}", where=where, hint=explained[1]) from error
             has_response = getattr(error, "response", None) is not None
             raise self._translated(action, error if has_response else error.__cause__ or error) from error
 
@@ -309,10 +312,14 @@ class RemoteRepository:
         if status in _STALE:
             return Conflict(f"cannot {action}: {message}", where=where, hint=f"another publisher moved it; {_AGAIN}")
         if status is not None:
-            hint = _HINTS.get(status, _AGAIN if status >= HTTPStatus.INTERNAL_SERVER_ERROR else None)
-            return HubError(f"cannot {action}: {message} (status {status})", where=where, hint=hint)
+            if status == HTTPStatus.TOO_MANY_REQUESTS:
+                wait = error.response.headers.get("Retry-After")  # type: ignore[attr-defined]
+                hint = f"wait {f'{wait} seconds' if wait else 'a minute'}; then {_AGAIN}"
+                return HubError(f"cannot {action}: the Hub limits the requests (status 429)", where=where, hint=hint)
+            known = _HINTS.get(status, _AGAIN if status >= HTTPStatus.INTERNAL_SERVER_ERROR else None)
+            return HubError(f"cannot {action}: {message} (status {status})", where=where, hint=known)
         if isinstance(error, ConnectionError) or type(error).__name__ in _UNREACHED:
-            message = f"no connection to {self.api.endpoint}"
+            message = f"no connection to {self.api.endpoint}{network.proxied(self.api.endpoint)}"
         hint = f"check that $HF_ENDPOINT, if set, is the address of a running Hub; then {_AGAIN}"
         return HubError(f"cannot {action}: {message}", where=where, hint=hint)
 

@@ -13,6 +13,7 @@ from typing import Any
 import tomlkit
 
 from kernel_builder import toml_file
+from kernel_builder.checks.ops import split_list
 from kernel_builder.config import build_toml
 from kernel_builder.config.project import distribution_name, python_name
 from kernel_builder.config.project_files import submodules
@@ -39,6 +40,8 @@ _REWRITES = (
     ),
 )
 
+# A kernel launch without a stream: its configuration has one or two arguments, or three.
+_LAUNCH = re.compile(r"<<<(.*?)>>>", re.DOTALL)
 # An included file that `src` would compile.
 _INCLUDED_SOURCE = re.compile(rb'#[ \t]*include[ \t]*"([^"\n]+\.(?:cc|cpp|cxx|c|cu))"')
 
@@ -300,10 +303,15 @@ def _rewrites(root: Path, kernels: Sequence[PortedExtension]) -> Iterator[Remark
         for pattern, text in _REWRITES:
             for match in re.finditer(pattern, content, re.MULTILINE):
                 yield Remark(content.count(b"\n", 0, match.start() + 1) + 1, text, path)
+        text = content.decode(errors="replace")
+        for launch in _LAUNCH.finditer(text):
+            if len(split_list(launch[1])) < 4:
+                number = text.count("\n", 0, launch.start()) + 1
+                yield Remark(number, "launches on the default stream: pass the current stream of the device", path)
         for name in _INCLUDED_SOURCE.findall(content):
             number = content.count(b"\n", 0, content.index(name)) + 1
-            text = f"includes {name.decode(errors='replace')}: rename it to .inl or .h, and list it in `src`"
-            yield Remark(number, text, path)
+            advice = f"includes {name.decode(errors='replace')}: rename it to .inl or .h, and list it in `src`"
+            yield Remark(number, advice, path)
 
 
 def _python_depends(settings: Mapping[str, Any]) -> tuple[list[str], list[str]]:

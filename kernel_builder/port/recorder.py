@@ -16,6 +16,7 @@ import importlib.metadata
 import json
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -149,8 +150,9 @@ def _comparison(name: str) -> Callable[[Any, Any], bool]:
     return compare
 
 
-# A text that compares by its numbers, as `torch.__version__` does.
-Version = type("Version", (str,), {name: _comparison(name) for name in ("__lt__", "__le__", "__gt__", "__ge__")})
+# A text that compares by its numbers, as `torch.__version__` does, with the attributes of `packaging.version.Version`.
+_COMPARISONS = {name: _comparison(name) for name in ("__lt__", "__le__", "__gt__", "__ge__")}
+Version = type("Version", (str,), {**_COMPARISONS, "__getattr__": lambda self, name: getattr(parse(str(self)), name)})
 
 
 class Environment(type(os.environ)):  # type: ignore[misc]
@@ -192,6 +194,19 @@ def constant(value: Any) -> Callable[..., Any]:
 
 _TOOLS = {"setup": setup, "Extension": Extension, "find_packages": find_packages}
 _TOOLS["find_namespace_packages"] = find_packages
+
+
+def of_gpu(value: Any) -> Callable[..., Any]:
+    """Return a function that returns a value, and on a machine without a GPU raises an exception as Torch's does."""
+
+    def read(*args: Any, **kwargs: Any) -> Any:
+        if not gpu:
+            raise RuntimeError("Found no NVIDIA driver on your system")
+        return value
+
+    return read
+
+
 _H100 = SimpleNamespace(major=9, minor=0, name="NVIDIA H100", multi_processor_count=132, total_memory=80 << 30)
 _ABSENT = {"is_available": constant(False), "is_built": constant(False)}
 CONTENTS: dict[str, dict[str, Any]] = {
@@ -200,6 +215,7 @@ CONTENTS: dict[str, dict[str, Any]] = {
     "distutils.core": _TOOLS,
     "distutils.extension": _TOOLS,
     "distutils.version": {"LooseVersion": Version, "StrictVersion": Version},
+    "distutils.sysconfig": vars(sysconfig),
     "distutils.util": {"strtobool": lambda value: str(value).lower() in ("1", "y", "yes", "t", "true", "on")},
     "pkg_resources": {"parse_version": Version},
     "torch": {"__version__": Version(TORCH), "compiled_with_cxx11_abi": constant(True)},
@@ -207,9 +223,10 @@ CONTENTS: dict[str, dict[str, Any]] = {
     "torch.cuda": {
         "is_available": constant(gpu),
         "device_count": constant(int(gpu)),
-        "get_device_capability": constant((9, 0)),
-        "get_device_properties": constant(_H100),
-        "get_device_name": constant(_H100.name),
+        "current_device": of_gpu(0),
+        "get_device_capability": of_gpu((9, 0)),
+        "get_device_properties": of_gpu(_H100),
+        "get_device_name": of_gpu(_H100.name),
         "get_arch_list": constant(["sm_80", "sm_90", "sm_100", "sm_120"] if cuda else []),
     },
     "torch.xpu": _ABSENT,

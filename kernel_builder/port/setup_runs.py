@@ -25,12 +25,13 @@ from kernel_format.files import temporary_directory
 _RECORDER = Path(__file__).with_name("recorder.py")
 _SECONDS = 120
 _NOT_COPIED = (".git", ".venv", "__pycache__", "node_modules")
-# Programs that scripts start: name -> output. The toolkit and the repository are not in the sandbox.
+# Programs that scripts start: name -> output. The toolkit and the repository are not in the sandbox, and nothing is
+# installed or removed.
 _CUDA_PROGRAMS = {
     "nvcc": "Cuda compilation tools, release 13.0, V13.0.88\nBuild cuda_13.0.r13.0/compiler.36424714_0",
     "nvidia-smi": "9.0",
 }
-_PROGRAMS = {"git": "0" * 40}
+_PROGRAMS = {"git": "0" * 40, "pip": ""}
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,7 @@ def _check_gpu(name, package, torch):
 
 def _load(name, file):
     import importlib.util
+    import os
     import platform
     import sys
     import sysconfig
@@ -159,6 +160,9 @@ def _load(name, file):
     directory = Path(file).resolve().parent / "build"
     names = sorted(path.name for path in directory.iterdir() if path.is_dir())
     backend, cuda = _backend(torch)
+    wanted = os.environ.get("KERNEL_BACKEND", backend)
+    if wanted != backend:
+        backend, cuda = wanted, None
     here = f"{platform.machine()}-{platform.system().lower()}"
     limited_api = sys.version_info >= (3, 15) or not sysconfig.get_config_var("Py_GIL_DISABLED")
     cxx11 = torch.compiled_with_cxx11_abi()
@@ -173,6 +177,9 @@ def _load(name, file):
         )
         if platforms and here not in platforms:
             advice = f"this wheel is for {', '.join(sorted(platforms))}: install the one for {here}"
+        others = {_parse(variant)[2] for variant in names if _parse(variant)} - {backend}
+        if others:
+            advice += f"; or choose a variant of this wheel: KERNEL_BACKEND={' or '.join(sorted(others))}"
         raise ImportError(
             f"{name} has no variant for this environment.\n"
             f"  this wheel has: {', '.join(names)}\n"

@@ -34,6 +34,7 @@ from requests.exceptions import ChunkedEncodingError
 from urllib3 import Retry
 from urllib3.exceptions import HTTPError, MaxRetryError
 
+from kernel_builder import network
 from kernel_builder.toolchain.lock import PinnedFile
 from kernel_builder.version import VERSION
 from kernel_format.errors import FetchError
@@ -105,6 +106,12 @@ class Index:
             FetchError: If the index cannot be reached or does not have the project.
         """
         if project not in self._known:
+            if os.environ.get("PIP_NO_INDEX", "").lower() in ("1", "true", "yes", "on"):
+                raise FetchError(
+                    "PIP_NO_INDEX forbids to use a package index",
+                    where=wanted or project,
+                    hint="unset it, or copy the cache directory (KERNEL_BUILDER_CACHE) of a machine that has it",
+                )
             try:
                 with self._reaching(wanted or project):
                     self._known[project] = self._pages.get_project_page(project, timeout=_TIMEOUT).packages
@@ -217,10 +224,12 @@ class Index:
         )
 
     def _unreachable(self, wanted: str, error: BaseException) -> FetchError:
+        cause, remedy = network.explain(error) or (f"{error}{network.proxied(self.url)}", "")
         return FetchError(
-            f"the index cannot be reached: {error}",
+            f"the index cannot be reached: {cause}",
             where=f"{wanted} at {self.url}",
-            hint="set PIP_INDEX_URL to an index that this machine can reach; or run "
+            hint=remedy
+            or "set PIP_INDEX_URL to an index that this machine can reach; or run "
             "`kernel-builder toolchain fetch` on a machine with network and copy its cache directory "
             "(KERNEL_BUILDER_CACHE); or use an installed CUDA toolkit (`--cuda-home`)",
         )

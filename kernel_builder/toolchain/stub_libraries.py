@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from kernel_builder.toolchain import host_compiler
 from kernel_format.errors import ToolchainError
 
 # Increase when `make` changes, so that the sysroot of an older builder is not used.
-RECIPE = 4
+RECIPE = 5
 # `runtime`, `unversioned`, `ceilings`, `compat`: described in the file.
 _TABLE: Mapping[str, Any] = toml_file.read(Path(__file__).with_suffix(".toml"))
 UNVERSIONED_LIBRARIES: tuple[str, ...] = tuple(_TABLE["unversioned"]["libraries"])
@@ -85,26 +85,32 @@ def _version_key(version: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _split_by_ceiling(symbols: Iterable[DefinedSymbol]) -> tuple[list[DefinedSymbol], dict[str, str]]:
-    """Keep for each name its newest version at or below the ceiling; name the others with their oldest version.
+    """Keep the versions of each name at or below the ceiling; name the others with their oldest version.
 
     Returns:
-        The kept symbols sorted by name, and `name -> version` of those that exist only above the ceiling.
+        The kept symbols by name, of each name the newest version last, and `name -> version` of those that exist only
+        above the ceiling.
     """
-    kept: dict[str, DefinedSymbol] = {}
+    kept: dict[str, list[DefinedSymbol]] = {}
     late: dict[str, str] = {}
     for symbol in sorted(symbols, key=lambda symbol: _version_key(symbol.version)):
         family, numbers = _version_key(symbol.version)
         if numbers and numbers <= tuple(_TABLE["ceilings"].get(family, ())):
-            kept[symbol.name] = symbol
+            kept.setdefault(symbol.name, []).append(symbol)
         elif family:
             late.setdefault(symbol.name, symbol.version)
-    return sorted(kept.values(), key=lambda s: s.name), {n: v for n, v in late.items() if n not in kept}
+    in_order = [symbol for name in sorted(kept) for symbol in kept[name]]
+    return in_order, {n: v for n, v in late.items() if n not in kept}
 
 
-def _stub_source(symbols: Iterable[DefinedSymbol]) -> tuple[str, str]:
-    """Return assembly that defines `symbols`, and its version script."""
+def _stub_source(symbols: Sequence[DefinedSymbol]) -> tuple[str, str]:
+    """Return assembly that defines `symbols`, and its version script.
+
+    Of a name with several versions, a binary that names none gets the last; `.symver` in a source can name another.
+    """
     lines = [".text"]
     versions = set()
+    default = {symbol.name: symbol for symbol in symbols}
     for number, symbol in enumerate(symbols):
         local = f"s{number}"
         section = {"function": ".text", "object": ".data", "tls_object": '.section .tdata,"awT",@progbits'}[symbol.kind]
@@ -115,7 +121,7 @@ def _stub_source(symbols: Iterable[DefinedSymbol]) -> tuple[str, str]:
             f".size {local}, {max(symbol.size, 1)}",
             f"{local}:",
             f".zero {min(max(symbol.size, 1), 16) if symbol.kind != 'function' else 1}",
-            f'.symver {local}, "{symbol.name}@@@{symbol.version}"',
+            f'.symver {local}, "{symbol.name}{"@@@" if default[symbol.name] is symbol else "@"}{symbol.version}"',
         ]
         versions.add(symbol.version)
     lines.append('.section .note.GNU-stack,"",@progbits')
@@ -205,7 +211,7 @@ def _defined(cxx: Path, directory: Path, *files: str) -> set[str]:
     return {line.split()[0] for line in lines if len(line.split()) > 1}
 
 
-def _link_stub(cxx: Path, directory: Path, soname: str, symbols: Iterable[DefinedSymbol]) -> None:
+def _link_stub(cxx: Path, directory: Path, soname: str, symbols: Sequence[DefinedSymbol]) -> None:
     assembly, script = _stub_source(symbols)
     (directory / "stub.s").write_text(assembly)
     (directory / "stub.map").write_text(script)

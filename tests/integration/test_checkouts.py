@@ -12,6 +12,7 @@ from kernel_builder.hub.project_sources import published_files
 from kernel_builder.hub.verification import _checkout
 from kernel_builder.steps.provenance import GitState, git_state
 from kernel_format.errors import ConfigError, VerificationError
+from kernel_format.files import LFS_POINTER
 from tests.support.git import git
 
 pytestmark = pytest.mark.attack
@@ -188,6 +189,9 @@ def test_gitignore_limits_what_is_published_without_git(
     )
     (kernel / "notes.md").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
     with pytest.raises(ConfigError, match="is a private key"):
+        published_files(kernel)
+    (kernel / "notes.md").write_bytes(LFS_POINTER + b"v1\n")
+    with pytest.raises(ConfigError, match=r"is a pointer of git-lfs"):
         published_files(kernel)
     (kernel / "notes.md").write_bytes(bytes(11 << 20))
     with pytest.raises(ConfigError, match="sources have at most"):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,9 @@ def test_errors_name_the_mistake() -> None:
         kernel_builder.load(SOURCE, "other")
     with pytest.raises(ConfigError, match="'other' is not one of the loaded functions"):
         kernel_builder.load(SOURCE, "scaled", fakes={"other": torch.empty_like})
+    if torch.version.cuda is None:
+        with pytest.raises(VariantError, match=r"has CUDA kernels, and the installed Torch .* is not for CUDA"):
+            kernel_builder.load("__global__ void f() {}", "f")
     with pytest.raises(BuildError, match=r"inline\.cpp:2:.*nothing_like_this"):
         kernel_builder.load("\nTensor broken(const Tensor& x) { return nothing_like_this(x); }\n", "broken")
 
@@ -114,3 +119,13 @@ def test_a_project_is_created_from_a_source(tmp_path: Path, monkeypatch: pytest.
     for arguments in (command.split(), ["build", "scale", "--variant", CUDA, "--capability", "9.0"]):
         done = CliRunner().invoke(main, arguments)
         assert done.exit_code == 0, done.output
+    created = {path.relative_to("scale").as_posix() for path in Path("scale").rglob("*") if path.is_file()}
+    for name in ("scale.cu", "README.md", "CARD.md", ".gitignore", "tests/test_scale.py", "benchmarks/benchmark.py"):
+        assert name in created
+    assert source.strip() in Path("scale/scale.cu").read_text()
+    tests = Path("scale/tests/test_scale.py")
+    formula = "return getattr(kernel, name)(*arguments)  # Not written yet: the formula, in PyTorch"
+    tests.write_text(tests.read_text().replace(formula, "return arguments[0] * arguments[1]"))
+    command = f"{sys.executable} -m kernel_builder emulate scale -- -q"
+    emulated = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+    assert emulated.returncode == 0 and "2 passed" in emulated.stdout, emulated.stdout + emulated.stderr

@@ -23,6 +23,8 @@ UNGATED = {
 # The states of the first two are not contiguous, as patches of a convolution. Cohere's norms spell LayerNorm out.
 NO_NORM = {"aimv2_vision_model", "idefics3_vision", "cohere", "cohere2"}
 
+SLOW = {"Lumina 2", "Mochi"}  # 6 and 8 s of CPU time
+
 
 @functools.lru_cache(maxsize=1)
 def made(name, seed):
@@ -38,7 +40,9 @@ def is_as_right_in_bfloat16(blocks, name, seed):
     return error(run(RecordedModel(blocks, lower)), reference) <= 2 * own
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] if name in SLOW else []) for name in NAMES]
+)
 def test_new_model(blocks, name):
     """Norms, gates and rotary embeddings are replaced, and results are as close to float64 as the model's own."""
     model, run, reference = made(name, 0)

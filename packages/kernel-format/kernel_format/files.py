@@ -20,6 +20,8 @@ from typing import IO
 
 from kernel_format.errors import BuildError
 
+# How a file begins that git-lfs has not replaced by its content.
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _TEMPORARY = "kernel-builder-tmp-"
 _LOCK_SECONDS = 0.05  # between two looks at a lock
 

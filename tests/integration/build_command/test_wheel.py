@@ -22,7 +22,6 @@ import sys
 sys.modules["kernels"] = sys.modules["huggingface_hub"] = None  # cannot be imported
 import torch, stable_scale
 print(stable_scale.scaled(torch.arange(3.0), 2.0).tolist())
-torch.compile(stable_scale.scaled, fullgraph=True, backend="eager")(torch.ones(3), 2.0)
 """
 BESIDE_THE_CLIENT = """
 import importlib, sys, torch
@@ -112,6 +111,10 @@ def test_pip_installs_a_wheel(kernel_builder: Run, built: Path, tmp_path: Path) 
         beside = run_with_torch(BESIDE_THE_CLIENT, site, built, *order)
         assert beside.returncode == 0, beside.stderr
         assert [line.split()[1] for line in beside.stdout.splitlines()] == ["2.0", "2.0"]
+
+    # A variable chooses another backend than Torch's.
+    chosen = run_with_torch(f"{IMPORT}import stable_scale", site, KERNEL_BACKEND="cuda")
+    assert "no variant for this environment" in chosen.stderr and "KERNEL_BACKEND=cpu" in chosen.stderr
 
     # The error of a wheel for another Torch names its variants, the installed Torch and the remedy.
     variants = site / "stable_scale" / "build"

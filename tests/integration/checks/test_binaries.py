@@ -110,6 +110,14 @@ def test_cuda_libraries_are_those_that_torch_loads(
             SCALAR_OF_TORCH,
             "",
         ),
+        (
+            "torch-stable-abi",
+            "torch::stable::Tensor::get() is undefined: its source includes a header that only declares it",
+            calling(
+                "namespace torch::stable { struct Tensor { static void get(); }; }", "torch::stable::Tensor::get()"
+            ),
+            "",
+        ),
         ("torch-stable-abi", "uses torch_from_blob, which is new in Torch 2.11", calling_c("torch_from_blob"), ""),
         (
             "undefined",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_format.files import LFS_POINTER
 from kernel_format.tree_digest import hash_tree
 from tests.support.sample_package import STABLE_CPU, STABLE_CUDA, Compile, Make, findings
 
@@ -40,6 +41,7 @@ def bytecode(package: Path, name: str) -> None:
         (lambda p: (p / "_ops.py").write_text("ops = None\n"), "_ops.py", "does not register operators under the `id`"),
         (lambda p: (p / "extra.so.1").write_bytes(b"\x7fELF"), "extra.so.1", "is a binary in a variant that is Python"),
         (lambda p: (p / "data.bin").write_bytes(b"\x7fELF"), "data.bin", "is object code besides"),
+        (lambda p: (p / "data.json").write_bytes(LFS_POINTER + b"v1\n"), "data.json", "is a pointer of git-lfs"),
         (lambda p: os.mkfifo(p / "pipe.py"), "pipe.py", "is neither a file nor a directory"),
         (lambda p: ((p / "metadata.json").unlink(), os.mkfifo(p / "metadata.json")), "metadata.json", "is missing"),
         (lambda p: (p / "link.py").symlink_to("_ops.py"), "link.py", "is a symbolic link"),

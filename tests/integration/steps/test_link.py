@@ -12,7 +12,7 @@ import pytest
 from kernel_builder import elf
 from kernel_builder.backends.cpu import CPU
 from kernel_builder.backends.cuda import CUDA
-from kernel_builder.config.variant import Release, StableAbi
+from kernel_builder.config.variant import Release, StableAbi, this_platform
 from kernel_builder.steps.plan import framework_libraries
 from kernel_builder.steps.step_scripts import stage_link
 from tests.unit.steps.test_plan import Copy, binary
@@ -57,6 +57,16 @@ def test_a_binary_names_the_cuda_driver_if_it_calls_it(link: Link, function: str
 def test_thread_local_variables_come_from_the_dynamic_linker(link: Link) -> None:
     linked = link('thread_local int number; extern "C" int PyInit_x() { return ++number; }', cuda=False)
     assert [symbol.name for symbol in linked.undefined if not symbol.weak and symbol.version is None] == []
+
+
+@pytest.mark.skipif(this_platform() != "x86_64-linux", reason="the older version of powf is that of x86_64")
+def test_a_source_can_name_the_older_version_of_a_symbol(link: Link) -> None:
+    source = """__asm__(".symver powf,powf@GLIBC_2.2.5");
+        extern "C" float powf(float, float);
+        extern "C" float expf(float);
+        extern "C" float PyInit_x(float x) { return powf(x, expf(x)); }"""
+    linked = {symbol.name: symbol.version for symbol in link(source, cuda=False).undefined}
+    assert (linked["powf"], linked["expf"]) == ("GLIBC_2.2.5", "GLIBC_2.27")
 
 
 def test_shared_state_of_the_cpp_library_is_not_duplicated(link: Link) -> None:

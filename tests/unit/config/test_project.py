@@ -268,6 +268,16 @@ def test_a_symbolic_link_out_of_the_project_is_refused(home: Path, tmp_path: Pat
     assert "is a symbolic link out of the project" in error.message
 
 
+def test_a_source_that_git_excludes_is_named_before_publication(home: Path) -> None:
+    (home / "build.toml").write_text(MINIMAL)
+    project = read_project(home)
+    project_sources.check_complete(project, project_sources.published_files(home))
+    git(home, "init", "--quiet")
+    (home / ".gitignore").write_text("relu.cpp\n")
+    with pytest.raises(ConfigError, match=r"lists relu\.cpp, which would not be published"):
+        project_sources.check_complete(project, project_sources.published_files(home))
+
+
 def test_no_link_publishes_what_git_keeps_or_is_outside(home: Path, tmp_path: Path) -> None:
     """A checkout's `.git/config` may hold a token, and would be in the package, on `main` and in the card."""
     (home / "build.toml").write_text(MINIMAL)

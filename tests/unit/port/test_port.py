@@ -258,6 +258,11 @@ DECIDED_AT_RUN_TIME = {
         "major, minor = torch.cuda.get_device_capability()\nflags = [f'-arch=sm_{major}{minor}']\n",
         (["9.0+PTX"], ["a.cu"], []),
     ),
+    "the capability of a GPU, or several": (
+        "try:\n    torch.cuda.current_device()\n    flags = ['-arch=sm_90']\n"
+        "except Exception:\n    flags = ['-gencode', 'arch=compute_80,code=sm_80']\n",
+        (["8.0"], ["a.cu"], []),
+    ),
     "a list of architectures": (
         "os.environ['TORCH_CUDA_ARCH_LIST'] = '8.0;9.0+PTX'\n",
         (["8.0", "9.0+PTX"], ["a.cu"], []),
@@ -269,6 +274,16 @@ DECIDED_AT_RUN_TIME = {
     "a release of Torch": ("if torch.__version__ >= '2.9':\n    flags = ['-DNEW']\n", ([], ["a.cu"], ["-DNEW"])),
     "a class of the project": ("class Build(BuildExtension):\n    pass\n", ([], ["a.cu"], [])),
     "CUDA sources in a CppExtension": ("kind = CppExtension\n", ([], ["a.cu"], [])),
+    "settings of Python": (
+        "from distutils.sysconfig import get_config_vars\n(opt,) = get_config_vars('OPT')\nflags = ['-DGPU']\n",
+        ([], ["a.cu"], ["-DGPU"]),
+    ),
+    "a part of a version": (
+        "from pkg_resources import parse_version\n"
+        "if parse_version(parse_version(torch.__version__).base_version).release[0] >= 2:\n    flags = ['-DNEW']\n",
+        ([], ["a.cu"], ["-DNEW"]),
+    ),
+    "pip": ("import subprocess\nsubprocess.check_call(['pip', 'uninstall', 'a', '-y'])\n", ([], ["a.cu"], [])),
     "a module that is absent": ("import no_such_module\n", ([], ["a.cu"], [])),
 }
 
@@ -341,6 +356,7 @@ def test_no_argument_is_lost(tmp_path: Path) -> None:
     (tmp_path / "a.cu").write_text(
         '#include <torch/python.h>\nstatic auto r = torch::RegisterOperators();\nm.def("svox2::a(Tensor x)");\n'
         '#include "part.cpp"\n'
+        "void f(int n) { k<<<dim3(n, 2), 32>>>(n); k<<<n, 32, 0, s>>>(n); }\n"
     )
     (tmp_path / ".gitmodules").write_text('[submodule "lib"]\n\tpath = lib\n\turl = https://example.org/lib\n')
     report = as_json(tmp_path, "--name", "me/svox2")
@@ -357,7 +373,7 @@ def test_no_argument_is_lost(tmp_path: Path) -> None:
     assert (kernel.src, kernel.include) == (("a.cu",), ("inc",)), "an included source is not compiled by itself"
     assert kernel.cxx_flags == ("-DONE", "-UNDEBUG", "-fopenmp", "-Wall")
     assert (kernel.cuda_flags, kernel.cuda_capabilities) == (("-DONE", "-UNDEBUG", "-Xptxas", "-v"), ("8.0+PTX",))
-    assert {entry["line"] for entry in report["rewrites"]} == {1, 2, 3, 4}
+    assert sorted(entry["line"] for entry in report["rewrites"]) == [1, 2, 3, 4, 5], "each once"
     for start in ("lib is a git submodule, and empty", "include registration.h"):
         assert any(note.startswith(start) for note in report["notes"]), start
     assert CliRunner().invoke(main, ["check-config", str(tmp_path)]).exit_code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from kernel_builder.progress import Silent
@@ -53,3 +54,12 @@ def test_a_tree_is_whole_or_gone_whenever_its_remover_is_killed(tmp_path: Path) 
     for call in killed_at_each_change(remove):
         assert not store.trees() or _present(root) == WHOLE, call
     assert _present(root) == set()
+
+
+def test_trees_of_an_earlier_time_are_removed(tmp_path: Path) -> None:
+    store = Store(tmp_path, Silent())
+    for name in ("earlier", "later"):
+        store.obtain(name, name, _make)
+    os.utime(tmp_path / "trees/earlier", (100, 100))
+    store.clear(before=200)
+    assert list(store.trees()) == ["later"]

@@ -11,19 +11,19 @@ from workload import Workload
 # Rows and columns.
 GPU = [(1024, 1024), (4096, 4096), (16384, 4096)]
 CPU = [(1024, 1024), (4096, 4096)]
-SHAPES = {"forward": {"cuda": GPU, "cpu": CPU}, "backward": {"cuda": GPU, "cpu": CPU}}
+SHAPES = {"cuda": GPU, "cpu": CPU}
 
 
 class ${layer}(Workload):
     title = "${operator}"
-    shapes = SHAPES
+    shapes = {name: SHAPES for name in ${passes}}
     small = (1, 64)
 
     def inputs(self, rows, columns):
         return (torch.randn(rows, columns, device=self.device).to(self.dtype),)
 
     def ours(self, x):
-        return self.kernel.${operator}(x)
+        return self.kernel.${operator}(${benchmark_arguments})
 
     def eager(self, x):
         return ${formula}

@@ -1,0 +1,118 @@
+"""Failed requests name their cause, and all clients trust the certificates that the user names."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from urllib3 import Retry
+
+from kernel_builder import network
+from kernel_builder.hub.remote_repository import RemoteRepository
+from kernel_builder.toolchain.index import Index
+from kernel_format.errors import ConfigError, FetchError, HubError
+from tests.support.loopback import QuietHandler, served
+
+VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "HTTP_PROXY", "http_proxy")
+
+
+class Page(QuietHandler):
+    """Answers with a page, and below /limited with the request to wait."""
+
+    def do_GET(self) -> None:
+        self.send_response(429 if self.path.startswith("/limited") else 200)
+        self.send_header("Retry-After", "7")
+        self.send_header("Content-Length", "6")
+        self.end_headers()
+        self.wfile.write(b"log in")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "")  # restored even if the tested code sets it
+        monkeypatch.delenv(name)
+    huggingface_hub.close_session()  # its client has read the variables
+    yield
+    huggingface_hub.close_session()
+
+
+@pytest.mark.parametrize(
+    ("path", "token", "proxy", "message", "hint"),
+    [
+        ("", None, "", "login page of a network", "HF_ENDPOINT"),
+        ("/limited", None, "", "limits the requests", "wait 7 seconds"),
+        ("", "hf_\xe4", "", "characters other than ASCII", "hf auth login"),
+        ("", None, "http://me:secret@127.0.0.1:9", "through the proxy http://127.0.0.1:9 (HTTP_PROXY", "HF_ENDPOINT"),
+    ],
+)
+def test_a_request_to_a_hub_names_the_cause_of_its_failure(
+    path: str, token: str | None, proxy: str, message: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("no_proxy", "" if proxy else "*")
+    if proxy:
+        monkeypatch.setenv("http_proxy", proxy)
+    with served(Page) as url, pytest.raises(HubError) as caught:
+        address = "http://hub.example" if proxy else f"{url}{path}"
+        RemoteRepository("org/kernel", endpoint=address, token=token or False).branches()
+    assert message in caught.value.message and hint in str(caught.value.hint)
+    assert "secret" not in str(caught.value)
+
+
+def test_an_index_is_not_used_where_pip_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(FetchError, match="PIP_NO_INDEX forbids"):
+        Index("http://127.0.0.1:9/").packages("torch")
+
+
+def certificate(directory: Path) -> Path:
+    """Write a certificate for loopback that signs itself, with its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a company")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now).not_valid_after(now + datetime.timedelta(days=1))
+    signed = builder.add_extension(address, critical=False).sign(key, hashes.SHA256())
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    file = directory / "company.pem"
+    file.write_bytes(signed.public_bytes(pem) + private)
+    return file
+
+
+@pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", None])
+def test_all_clients_trust_the_certificates_of_one_variable(
+    variable: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = certificate(tmp_path)
+    if variable:
+        monkeypatch.setenv(variable, str(file))
+    network.trust_certificates()
+    with served(Page, file) as tls:
+        with pytest.raises(HubError) as of_hub:
+            RemoteRepository("org/kernel", endpoint=tls, token=False).branches()
+        index = Index(f"{tls}/simple/", retries=Retry(0))
+        if variable:
+            assert index.packages("torch") == [] and "login page" in of_hub.value.message
+            return
+        with pytest.raises(FetchError) as of_index:
+            index.packages("torch")
+    for caught in (of_hub, of_index):
+        assert "TLS: self-signed certificate" in caught.value.message
+        assert "SSL_CERT_FILE" in str(caught.value.hint)
+
+
+def test_a_missing_file_of_certificates_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/no/such/file.pem")
+    with pytest.raises(ConfigError, match=r"there is no file '/no/such/file\.pem'") as caught:
+        network.trust_certificates()
+    assert caught.value.where == "REQUESTS_CA_BUNDLE"
