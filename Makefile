@@ -9,7 +9,7 @@
 # make arm64-python  a Python for aarch64 in .venv/arm64, which runs by qemu-user: a nightly test needs it (Debian, Ubuntu)
 # make gpu-test      the kernels' tests, on a machine with a GPU; CUDA_COMPILER=clang tests clang's binaries
 # make landlock-test the tests that depend on the sandbox, on Landlock where bubblewrap is installed as well
-# make nightly       attack the Hub server, kill servers, builds and uploads, compile Triton kernels, and slow builds (20 minutes)
+# make nightly       attack the Hub server, fuzz parsers, kill servers, builds and uploads, compile Triton kernels (30 minutes)
 # make newest-client the tests that depend on the Hub's client, with its newest release
 # make device-code   compile all device code with nvcc and clang, warnings as errors, and for ROCm (minutes)
 #
@@ -100,6 +100,7 @@ newest-client: .venv/ready
 
 # The builds fetch Triton and CuTe DSL, without which tests are skipped.
 nightly: .venv/ready arm64-python packages
+	.venv/bin/uv pip install --quiet --python .venv atheris
 	for project in aot_kernels/moe_routing cute_kernels/row_norm; do \
 		.venv/bin/kernel-builder build tests/$$project --capability 9.0 --no-load \
 			--variant torch-stable-abi210-cu130-x86_64-linux --out .venv/$$project || exit 1; done

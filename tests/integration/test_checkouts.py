@@ -15,6 +15,8 @@ from kernel_format.errors import ConfigError, VerificationError
 from kernel_format.files import LFS_POINTER
 from tests.support.git import git
 
+pytestmark = pytest.mark.attack
+
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:

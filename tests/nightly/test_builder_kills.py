@@ -18,7 +18,7 @@ import requests
 from tests.support.places import CPU
 from tests.support.running_hub import RunningHub
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.attack, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 BUILDER = [sys.executable, "-m", "kernel_builder"]
 MOST = 600  # seconds of one command

@@ -21,7 +21,7 @@ import requests
 
 from tests.support.running_hub import RunningHub
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.attack, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 TOKEN = {"Authorization": "Bearer any"}
 CLIENTS = 6

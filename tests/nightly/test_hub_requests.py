@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, settings, strategies
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, publish_kernel, write_kernel
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.attack, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 TOKEN = {"Authorization": "Bearer any"}
 ORGANIZATION, NAME = KERNEL.split("/")

@@ -25,6 +25,8 @@ from kernel_format.errors import KernelBuilderError, PackageError, VerificationE
 from kernel_format.untrusted_paths import UnsafePath, checked_path, checked_tree
 from tests.support.loopback import QuietHandler, served
 
+pytestmark = pytest.mark.attack
+
 REPOSITORY, COMMIT = "org/kernel", "0" * 40
 PARTS = [".", "..", "", "a", "build", ".git", "con", "\\", "a\0b", "\ud800", "x" * 300, "\x1b[2J", "metadata.json", "~"]
 NAMES = some.one_of(

@@ -12,6 +12,8 @@ from kernel_hub.git.objects import FileChange
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.refusals import Refusal
 
+pytestmark = pytest.mark.attack
+
 
 @pytest.fixture
 def repository(tmp_path: Path) -> GitRepository:

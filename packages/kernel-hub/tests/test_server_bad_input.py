@@ -17,6 +17,8 @@ from raw_requests import TOKEN, begin, commit, target, until, upload_address
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL
 
+pytestmark = pytest.mark.attack
+
 
 def test_uploads_cut_at_every_tenth_leave_nothing_behind(hub: RunningHub) -> None:
     hub.api().create_repo(KERNEL, repo_type="kernel")

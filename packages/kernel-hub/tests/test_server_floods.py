@@ -17,6 +17,8 @@ from kernel_hub.settings import RequestLimits
 from tests.support.running_hub import RunningHub, running_hub
 from tests.support.small_kernel import publish_kernel, write_kernel
 
+pytestmark = pytest.mark.attack
+
 
 def test_slow_and_large_bodies_are_refused() -> None:
     """A body must be complete in time, and all bodies in memory share a limit."""

@@ -19,6 +19,8 @@ from kernel_hub.settings import Settings
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL
 
+pytestmark = pytest.mark.attack
+
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:

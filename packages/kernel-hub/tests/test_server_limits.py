@@ -26,6 +26,8 @@ from kernel_hub.refusals import Refusal
 from kernel_hub.settings import Settings
 from tests.support.running_hub import RunningHub
 
+pytestmark = pytest.mark.attack
+
 
 def test_the_quota(start_hub: Callable[..., RunningHub]) -> None:
     hub = start_hub("--quota", "4")

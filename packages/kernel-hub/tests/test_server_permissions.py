@@ -28,6 +28,8 @@ from kernel_hub.settings import Settings
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, write_kernel
 
+pytestmark = pytest.mark.attack
+
 
 def test_tokens_and_private_repositories(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
@@ -471,7 +473,6 @@ def test_a_damaged_file_of_the_operator_is_no_error_of_the_request(
         assert requests.get(hub.url + path, headers={"Authorization": f"Bearer {token}"}).status_code == 503
 
 
-@pytest.mark.attack
 @pytest.mark.parametrize("sent", ["x", "Digest x", "Bearer", "Basic Og=="])
 def test_a_header_without_a_token_is_no_way_around_the_limit_of_anonymous_requests(hub: RunningHub, sent: str) -> None:
     assert requests.get(f"{hub.url}/api/kernels", headers={"Authorization": sent}).status_code == 401

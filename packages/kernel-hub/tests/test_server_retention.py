@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 from huggingface_hub import CommitOperationAdd, HfApi
 
@@ -18,6 +19,8 @@ from kernel_hub import repair
 from kernel_hub.hub_service import Hub
 from kernel_hub.settings import Settings
 from tests.support.running_hub import RunningHub
+
+pytestmark = pytest.mark.attack
 
 
 def commit(api: HfApi, repo_id: str, revision: str = "main", **files: bytes) -> str:

@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 import requests
 from raw_requests import commit, hub_command
 
@@ -18,6 +19,8 @@ from kernel_hub.hub_service import Hub
 from kernel_hub.settings import Settings
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, write_kernel
+
+pytestmark = pytest.mark.attack
 
 
 def test_nothing_is_lost_beside_git_gc(hub: RunningHub) -> None:

@@ -11,6 +11,8 @@ from kernel_judge.judge.candidate import read_candidate
 from kernel_judge.judge.candidate_files import candidate_digest, copy_candidate
 from kernel_judge.search.workspace import Workspace
 
+pytestmark = pytest.mark.attack
+
 
 def test_what_tools_leave_behind_is_no_part_of_a_candidate(tmp_path: Path) -> None:
     project = tmp_path / "kernel"

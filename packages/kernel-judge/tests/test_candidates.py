@@ -10,6 +10,8 @@ from judge_samples import quick
 
 from kernel_judge.judge.judgement import judge
 
+pytestmark = pytest.mark.attack
+
 
 # `test_outside_inputs.py` judges the others in one process.
 @pytest.mark.parametrize("name", [name for name, sample in CHEATS.items() if not sample.together])

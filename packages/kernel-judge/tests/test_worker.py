@@ -17,6 +17,8 @@ from kernel_sandbox.confine import BUBBLEWRAP, LANDLOCK, PROCESS
 from tests.support.inside_attacks import METADATA, OWN_FILE
 from tests.support.outside import Outside
 
+pytestmark = pytest.mark.attack
+
 # Starts a process in a session of its own that writes without end.
 WRITES = """
 import os, time

@@ -24,6 +24,8 @@ from tests.integration.build_command.conftest import FOR_CPU, Copy, Run, assert_
 from tests.support.places import CPU
 from tests.support.sandboxes import hide_bubblewrap, skip_unless
 
+pytestmark = pytest.mark.attack
+
 Edit = Callable[[Path], object]
 PACKAGE = "torch-ext/stable_scale"
 NOWHERE = "/dev/null/out"

@@ -21,6 +21,8 @@ from tests.integration.build_command.conftest import (
 )
 from tests.support.places import CPU
 
+pytestmark = pytest.mark.attack
+
 CPU_ALONE = "torch-cpu"
 
 

@@ -28,6 +28,8 @@ from tests.integration.build_command.conftest import (
 )
 from tests.support.places import CPU
 
+pytestmark = pytest.mark.attack
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("line", "group"), [("[1/3]", True), ("] checking", False)])

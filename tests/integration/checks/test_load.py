@@ -174,6 +174,7 @@ def answer(*parts, pause=0):
 """
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     "statement",
     [

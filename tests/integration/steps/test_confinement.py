@@ -32,7 +32,7 @@ from tests.support.inside_attacks import OWN_FILE
 from tests.support.outside import Outside
 from tests.support.sample_package import assemble
 
-pytestmark = pytest.mark.sandbox
+pytestmark = [pytest.mark.attack, pytest.mark.sandbox]
 
 GXX = Path(shutil.which("g++") or "g++")
 KINDS = [BUBBLEWRAP, LANDLOCK]

@@ -17,6 +17,8 @@ from kernel_builder.steps.plan import plan
 from kernel_builder.toolchain import Toolchains
 from tests.support.places import CPU, CUDA
 
+pytestmark = pytest.mark.attack
+
 CUDA12 = CUDA.replace("cu130", "cu126")
 SOURCE = {CPU: "scale/scale_cpu.cpp", CUDA: "scale/scale_cuda.cu", CUDA12: "scale/scale_cuda.cu"}
 
@@ -71,7 +73,6 @@ def test_several_capabilities(copy_project: Callable[..., Path], new_cache: Call
     assert refusals(planned(directory, CUDA), cache) == []
 
 
-@pytest.mark.attack
 def test_a_header_of_another_package_is_an_error(
     copy_project: Callable[..., Path], new_cache: Callable[[str], Path]
 ) -> None:

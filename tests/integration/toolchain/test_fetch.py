@@ -20,6 +20,8 @@ from kernel_format.errors import FetchError, StoreError
 
 from .index_server import CUTLASS, Fault, IndexServer
 
+pytestmark = pytest.mark.attack
+
 CUDA = Release(13, 0)
 TORCH = Release(2, 10)
 

@@ -9,6 +9,8 @@ from click.testing import CliRunner
 
 from kernel_builder.cli import main
 
+pytestmark = pytest.mark.attack
+
 ATTACKS = [
     "\x1b[2J",
     "\x1b]0;title\x07",

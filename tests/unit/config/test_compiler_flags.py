@@ -12,6 +12,8 @@ from kernel_builder.config import compiler_flags
 from kernel_builder.config.project import Kernel
 from kernel_format.errors import ConfigError
 
+pytestmark = pytest.mark.attack
+
 
 def check(*, cxx: tuple[str, ...] = (), cuda: tuple[str, ...] = ()) -> None:
     kernel = Kernel(

@@ -13,6 +13,8 @@ from kernel_builder.steps.provenance import provenance
 from tests.support.git import git
 from tests.support.places import PROJECTS
 
+pytestmark = pytest.mark.attack
+
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:

@@ -25,6 +25,8 @@ from . import sigstore_instance
 from .conftest import edit
 from .test_publish import CPU, CUDA, put
 
+pytestmark = pytest.mark.attack
+
 REPO = "kernels-community/python-only"
 TRUSTED = (
     "huggingface/kernels-community",

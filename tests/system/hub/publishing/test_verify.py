@@ -23,6 +23,8 @@ from tests.support.running_hub import RunningHub
 from .conftest import edit
 from .test_publish import CUDA, DOUBLING, put
 
+pytestmark = pytest.mark.attack
+
 
 def fresh(cache: Path) -> Toolchains:
     """Return the fetched toolchains with an empty build cache."""

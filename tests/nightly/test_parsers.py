@@ -1,0 +1,26 @@
+"""Parsers of files that other users publish get ten minutes of fuzzing: no traceback, and no input that takes 5 s."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.nightly.conftest import SECONDS
+
+pytest.importorskip("atheris", reason="pip install atheris")
+
+pytestmark = [pytest.mark.nightly, pytest.mark.attack, pytest.mark.timeout(1800)]
+
+
+@pytest.mark.parametrize("target", ["elf", "metadata", "card", "signature", "names"])
+def test_no_file_makes_a_parser_fail(tmp_path: Path, target: str) -> None:
+    if target == "elf":
+        shutil.copy(sys.modules["_ctypes"].__file__ or "", tmp_path / "library.so")
+    script = Path(__file__).with_name("fuzz_parsers.py")
+    command = [sys.executable, str(script), target, str(tmp_path), str(int(SECONDS))]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
