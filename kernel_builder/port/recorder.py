@@ -208,6 +208,7 @@ def of_gpu(value: Any) -> Callable[..., Any]:
 
 
 _H100 = SimpleNamespace(major=9, minor=0, name="NVIDIA H100", multi_processor_count=132, total_memory=80 << 30)
+_BUILT_FOR = (80, 90, 100, 120) if cuda else ()
 _ABSENT = {"is_available": constant(False), "is_built": constant(False)}
 CONTENTS: dict[str, dict[str, Any]] = {
     "setuptools": _TOOLS,
@@ -227,7 +228,8 @@ CONTENTS: dict[str, dict[str, Any]] = {
         "get_device_capability": of_gpu((9, 0)),
         "get_device_properties": of_gpu(_H100),
         "get_device_name": of_gpu(_H100.name),
-        "get_arch_list": constant(["sm_80", "sm_90", "sm_100", "sm_120"] if cuda else []),
+        "get_arch_list": constant([f"sm_{number}" for number in _BUILT_FOR]),
+        "get_gencode_flags": constant(" ".join(f"-gencode compute=compute_{n},code=sm_{n}" for n in _BUILT_FOR)),
     },
     "torch.xpu": _ABSENT,
     "torch.mps": _ABSENT,

@@ -274,6 +274,10 @@ DECIDED_AT_RUN_TIME = {
     "a release of Torch": ("if torch.__version__ >= '2.9':\n    flags = ['-DNEW']\n", ([], ["a.cu"], ["-DNEW"])),
     "a class of the project": ("class Build(BuildExtension):\n    pass\n", ([], ["a.cu"], [])),
     "CUDA sources in a CppExtension": ("kind = CppExtension\n", ([], ["a.cu"], [])),
+    "the capabilities of Torch": (
+        "flags = torch.cuda.get_gencode_flags().replace('compute=', 'arch=').split()[:4]\n",
+        (["8.0", "9.0"], ["a.cu"], []),
+    ),
     "settings of Python": (
         "from distutils.sysconfig import get_config_vars\n(opt,) = get_config_vars('OPT')\nflags = ['-DGPU']\n",
         ([], ["a.cu"], ["-DGPU"]),
