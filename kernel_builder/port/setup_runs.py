@@ -93,6 +93,8 @@ def run_setup(setup: Path, words: Sequence[str] = (), sandbox: SandboxMode = "re
             for name, output in outputs.items():
                 (directory / name).write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\n")
                 (directory / name).chmod(0o755)
+        for name in ("python", "python3"):  # with which scripts generate sources
+            (scratch / "bin" / name).symlink_to(sys.executable)
         request = {"script": str(root / setup.name), "root": str(root), "home": str(home), "arguments": arguments}
         return [_run(machine, request, variables, chosen, scratch, tree) for machine in MACHINES]
 

@@ -283,6 +283,10 @@ DECIDED_AT_RUN_TIME = {
         "if parse_version(parse_version(torch.__version__).base_version).release[0] >= 2:\n    flags = ['-DNEW']\n",
         ([], ["a.cu"], ["-DNEW"]),
     ),
+    "a program in Python": (
+        "flags = ['-DGPU'] if os.system('python -c \"import json\"') == 0 else []\n",
+        ([], ["a.cu"], ["-DGPU"]),
+    ),
     "pip": ("import subprocess\nsubprocess.check_call(['pip', 'uninstall', 'a', '-y'])\n", ([], ["a.cu"], [])),
     "a module that is absent": ("import no_such_module\n", ([], ["a.cu"], [])),
 }
