@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -94,8 +95,9 @@ def test_answers_do_not_wait_for_acknowledgments(hub: RunningHub) -> None:
     seconds = []
     with requests.Session() as session:
         for _ in range(20):
-            answer = session.get(f"{hub.url}/api/kernels")
-            seconds.append(answer.elapsed.total_seconds())
+            began = time.perf_counter()
+            session.get(f"{hub.url}/api/kernels")
+            seconds.append(time.perf_counter() - began)
     assert min(seconds[5:]) < 0.03, seconds
 
 
