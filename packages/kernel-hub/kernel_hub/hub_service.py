@@ -18,7 +18,7 @@ import pygit2
 from kernel_format.files import locked, write_atomically
 from kernel_hub import names
 from kernel_hub.git.repository import GitRepository
-from kernel_hub.refusals import Refusal, no_repository, no_token, read_only, wrong_token
+from kernel_hub.refusals import Refusal, no_repository, no_token, wrong_token
 from kernel_hub.repositories.allowances import Allowances
 from kernel_hub.repositories.index import IndexedRepository, RepositoryIndex
 from kernel_hub.repositories.reader import read_repository
@@ -128,7 +128,7 @@ class Hub:
         """
         repository = self.to_read(repo_id, caller)
         if self.settings.read_only:
-            raise read_only()
+            raise Refusal(403, "this Hub is read-only", code="ReadOnly")
         if not caller.name:
             raise no_token(f"a pull request for {repo_id} needs a token: pass token=… or set HF_TOKEN")
         return repository
@@ -148,7 +148,7 @@ class Hub:
     def must_write(self, repo_id: str, caller: Caller) -> None:
         """Raise a refusal unless this caller may publish in the repository, which need not exist."""
         if self.settings.read_only:
-            raise read_only()
+            raise Refusal(403, "this Hub is read-only", code="ReadOnly")
         caller.must_write(repo_id)
 
     def set_private(self, repo_id: str, caller: Caller, private: bool) -> None:

@@ -124,8 +124,3 @@ def too_large(message: str) -> Refusal:
 def busy(message: str) -> Refusal:
     """Refuse a request for now; the clients retry."""
     return Refusal(503, message, code="Busy", headers={"Retry-After": "2"})
-
-
-def read_only() -> Refusal:
-    """Refuse a change, since the Hub was started with --read-only."""
-    return Refusal(403, "this Hub is read-only", code="ReadOnly")

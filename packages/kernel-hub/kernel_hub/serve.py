@@ -38,8 +38,12 @@ def listen(host: str, port: int) -> socket.socket:
         HubError: If the address cannot be used.
     """
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)  # with its number, asyncio sets TCP_NODELAY: 1 ms, not 44
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(2048)
+        return listening
     except OSError as error:
         raise HubError(
             f"cannot listen on this address: {error.strerror or error}",
