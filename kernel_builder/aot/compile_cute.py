@@ -23,13 +23,12 @@ del sys.path[0]
 
 def _argument(parameter: dict[str, Any], symbols: dict[str, Any]) -> Any:
     """Return the value that a parameter is compiled with."""
-    import cutlass
-    from cutlass import cute
-    from cutlass.cute import runtime
+    import cutlass.cute.runtime
 
+    cute = cutlass.cute
     kind, value = parameter["kind"], parameter.get("value", ())
     if kind == "stream":
-        return runtime.make_fake_stream()
+        return cute.runtime.make_fake_stream()
     if kind == "constant":
         return getattr(cutlass, value[8:]) if isinstance(value, str) and value.startswith("cutlass.") else value
     dtype = getattr(cutlass, parameter["dtype"])
@@ -39,7 +38,7 @@ def _argument(parameter: dict[str, Any], symbols: dict[str, Any]) -> Any:
     elements = max(1, align * 8 // dtype.width)
     shape = [size if isinstance(size, int) else symbols.setdefault(size, cute.sym_int()) for size in value]
     strides = [cute.sym_int64(divisibility=elements) for _ in shape[1:]]
-    return runtime.make_fake_tensor(
+    return cute.runtime.make_fake_tensor(
         dtype, tuple(shape), stride=(*strides, 1), assumed_align=max(align, dtype.width // 8, 1)
     )
 

@@ -13,10 +13,10 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <climits>
 #include <cstdint>
 
 #include "decode/problem.h"
+#include "decode_cuda/attention_division.cuh"
 #include "decode_cuda/attention_tiles.cuh"
 #include "kit/launch.cuh"
 
@@ -24,64 +24,6 @@ namespace decode_step {
 namespace {
 
 using namespace kit;
-
-constexpr int kMostSplits = 128;
-constexpr int kMostBlocksOfCluster = 8;
-constexpr int kLeastTokens = 48;  // per split, if there is more than one
-
-// Divides the tokens in the way that takes the least time by a model, in tokens of 128 elements that a block reads
-// meanwhile. It is fitted on an H200 to 52 calls of 1 to 16 sequences, 1 to 32 key heads and 64 to 131,072 tokens,
-// which take 1.02 times the time of the fastest division in the mean.
-cudaError_t divide(const Attention& problem, Division* division) {
-  const auto per_key_head = static_cast<int>(problem.query_heads / problem.key_heads);
-  const auto elements = static_cast<int>(problem.elements), tokens = static_cast<int>(problem.tokens);
-  // The registers of a block hold the sums of 16 heads of 128 elements, or of 8 of 256.
-  division->heads = std::min(per_key_head, elements > 2 * kChunk ? kMostHeads / 2 : kMostHeads);
-  division->head_blocks = (per_key_head + division->heads - 1) / division->heads;
-  DeviceProperties device;
-  if (const cudaError_t error = current_device_properties(&device); error != cudaSuccess) return error;
-  const auto blocks = static_cast<int>(problem.batch * problem.key_heads * division->head_blocks);
-  const int blocks_per_sm = elements <= kChunk ? 2 : 1, width = std::max(elements, kChunk);
-  const int tokens_at_once = kTokens * (elements > 2 * kChunk ? 4 : 8);  // of a block
-  const int slots = device.sms * blocks_per_sm;
-  // The share of the blocks that fit which run at once: clusters need adjacent SMs, and the next kernel should find
-  // one.
-  const auto percent = [&](int splits, bool is_cluster) {
-    if (splits == 1 || (is_cluster && splits == 2 && blocks_per_sm == 1)) return 100;
-    return blocks_per_sm == 2 ? (is_cluster ? 86 : 93) : is_cluster ? 76 : 92;
-  };
-  // Three quarters of the blocks that fit read at the speed of the memory.
-  const auto least_read = static_cast<int>(100 * problem.tokens * blocks / (74 * slots));
-  int least = INT_MAX;
-  const auto consider = [&](int splits, bool is_cluster) {
-    const int at_once = std::max(1, slots * percent(splits, is_cluster) / 100);
-    const int rounds = (blocks * splits + at_once - 1) / at_once, step = tokens_at_once * splits;
-    const int read = tokens <= step ? (tokens + splits - 1) / splits : (tokens + step - 1) / step * tokens_at_once;
-    const auto heads = static_cast<int>(problem.batch * problem.query_heads);
-    const int adding_up = splits == 1  ? 0
-                          : is_cluster ? 192 * 128 / width
-                                       : 256 * 128 / width + 2 * splits + 2 * heads * splits / device.sms;
-    const int time = std::max(rounds * read, least_read) + rounds * 128 * 128 / width + adding_up;
-    if (time >= least) return;
-    least = time;
-    division->splits = splits;
-    division->is_cluster = is_cluster;
-  };
-  consider(1, false);
-  const int most = std::min(kMostSplits, tokens / kLeastTokens);
-  if (compiled_capability() >= 90) {
-    for (int splits = 2; splits <= std::min(most, kMostBlocksOfCluster); ++splits) consider(splits, true);
-  }
-  for (int splits = 2; splits <= std::min(most, 16); ++splits) consider(splits, false);
-  // More splits pay only where all blocks run at once: the most, or fewer that read no more tokens each.
-  const int fitting = std::min(most, slots * percent(most, false) / 100 / blocks);
-  if (fitting > 16) {
-    const int step = tokens_at_once * fitting, reads = (tokens + step - 1) / step;
-    consider(fitting, false);
-    consider((tokens + tokens_at_once * reads - 1) / (tokens_at_once * reads), false);
-  }
-  return cudaSuccess;
-}
 
 // From the sums of a head in shared memory to those of the next: padded, so that stores hit different banks.
 template <int kChunks>

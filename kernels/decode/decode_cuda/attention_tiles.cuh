@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "decode/problem.h"
+#include "decode_cuda/attention_division.cuh"
 #include "decode_cuda/tensor_cores.cuh"
 #include "kit/async_copy.cuh"
 #include "kit/elements.cuh"
@@ -17,21 +18,6 @@ namespace decode_step {
 namespace {
 
 using namespace kit;
-
-// Warps of a block: their registers hold the sums of a head's chunks.
-template <int kChunks>
-constexpr int kWarpsFor = kChunks > 2 ? 4 : 8;
-constexpr int kTokens = 16;     // of a tile, which a warp reads at a time
-constexpr int kChunk = 64;      // elements of a head that are added up at a time
-constexpr int kMostHeads = 16;  // query heads per block
-
-// How a call is divided among blocks.
-struct Division {
-  int heads;        // query heads per block, at most kMostHeads
-  int head_blocks;  // blocks for the query heads of a key head
-  int splits;       // of the tokens
-  bool is_cluster;  // of the blocks of all splits, which add up their sums; else `sum_kernel` does
-};
 
 __device__ __forceinline__ const char* at(const Heads& heads, int64_t batch, int64_t head, int64_t token, int bytes) {
   return static_cast<const char*>(heads.data) +
