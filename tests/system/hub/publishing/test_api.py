@@ -77,7 +77,7 @@ def test_names_and_their_parameters(tmp_path: Path) -> None:
         "layers.GELU.has_backward": ("attribute", ""),
         "relu_": ("function", "(x, out=None)"),
     }
-    assert read.members["gelu"].summary == "Returns gelu."
+    assert read.members["gelu"].documentation.splitlines() == ["Returns gelu.", "", "More."]
 
 
 @pytest.mark.parametrize(
