@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,12 @@ import yaml
 
 from tests.nightly.conftest import SECONDS
 
-pytest.importorskip("atheris", reason="pip install atheris")
-
-pytestmark = [pytest.mark.nightly, pytest.mark.attack, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.attack,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(find_spec("atheris") is None, reason="pip install atheris"),
+]
 
 
 @pytest.mark.parametrize("target", ["elf", "metadata", "card", "signature", "names"])
