@@ -19,8 +19,6 @@ from kernel_builder.hub.packages import HubPackage
 from kernel_format import front_matter
 from kernel_format.errors import ConfigError
 
-# Separates the author's text from the generated sections, so that a published card can be published again.
-_MARK = "<!-- What follows is written by kernel-builder. -->"
 _NONE, _TORCH = "none", "Torch"
 
 
@@ -46,7 +44,7 @@ def render(
     usage = f"## Use\n\n```python\nfrom kernels import get_kernel\n\n{load}\n```"
     parts = [
         body,
-        _MARK,
+        front_matter.GENERATED,  # so that a published card can be published again
         *([] if "get_kernel(" in body else [usage]),
         _api(api),
         _variants(packages),
@@ -75,7 +73,8 @@ def _source_card(project: Project) -> tuple[dict[str, Any], str]:
             where=str(files[0]),
             hint="expected YAML between two lines of `---`",
         ) from error
-    return {key: value for key, value in values.items() if value is not None}, body.partition(_MARK)[0].strip()
+    own, _, _ = body.partition(front_matter.GENERATED)
+    return {key: value for key, value in values.items() if value is not None}, own.strip()
 
 
 def _api(api: Api) -> str:

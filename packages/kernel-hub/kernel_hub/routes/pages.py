@@ -20,6 +20,7 @@ from fastapi import APIRouter, Path, Request
 from jinja2 import Environment, PackageLoader, select_autoescape
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from kernel_format import front_matter
 from kernel_format import variant as variants
 from kernel_format.errors import VariantError
 from kernel_format.metadata import PackageMetadata
@@ -44,8 +45,7 @@ SHOWN = 1000  # entries of a list
 COUNTED_FILES = 20_000  # in the sizes of variants: 0.2 s
 # The most HTML of a card: a few bytes of tables and quotes give long HTML.
 CARD_HTML_CHARACTERS = 128 << 10
-# After this line, `kernel-builder upload` writes sections, of which the page has its own.
-_GENERATED = "<!-- What follows is written by kernel-builder. -->\n"
+# Generated sections of a card, of which the page has its own.
 _SHOWN_ABOVE = re.compile(r"^## (Use|Variants)\n.*?(?=^## |\Z)", re.M | re.S)
 _MARKDOWN = pyromark.Options.ENABLE_TABLES | pyromark.Options.ENABLE_STRIKETHROUGH
 PAGE = 50
@@ -226,7 +226,7 @@ def _card(repository: GitRepository, commit: str, main: str, branch: str) -> str
     if not source:
         source, revision = card_source(repository, commit), branch
     base = f"/kernels/{repository.repo_id}/resolve/{quote(revision, safe='')}/"
-    text, _, generated = source.partition(_GENERATED)
+    text, _, generated = source.partition(front_matter.GENERATED)
     return _clean_html(text + _SHOWN_ABOVE.sub("", generated), base)
 
 
