@@ -11,7 +11,7 @@ import importlib
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch
 import yaml
 
 from kernel_format.errors import ConfigError
-from kernel_tasks.task import CANDIDATE, PROBLEM, Files, MachineError, Problem, Sizes, Task, TaskSettings, write_files
+from kernel_tasks.task import CANDIDATE, PROBLEM, Files, MachineError, Problem, Sizes, Task, write_files
 
 _SUBMISSION = "@SUBMISSION@"
 _NEEDED = ("generate_input", "ref_kernel", "check_implementation")
@@ -46,7 +46,10 @@ class GpuModeTask(Task):
 
     def model_files(self, sizes: Sizes) -> Files:
         """Return the task's files, and a `Model` that calls `ref_kernel`."""
-        return {**self._modules, PROBLEM: _MODEL.format(module="reference", function="ref_kernel", name="Model").encode()}
+        return {
+            **self._modules,
+            PROBLEM: _MODEL.format(module="reference", function="ref_kernel", name="Model").encode(),
+        }
 
     def candidate_files(self, path: Path) -> Files:
         """Return the task's files with the submission among them, and a `ModelNew` that calls `custom_kernel`."""
@@ -59,7 +62,12 @@ class GpuModeTask(Task):
 
     def problem(self, sizes: Sizes) -> Problem:
         """Return the reference with the inputs of a spec."""
-        reference = self._reference
+        task, reference, forms = self, self._reference, [None]
+
+        class Model(torch.nn.Module):
+            def forward(self, data: Any) -> Any:
+                forms[0] = task._run("ref_kernel", reference.ref_kernel, data)
+                return forms[0]
 
         def get_inputs() -> list[Any]:
             spec = dict(sizes)
@@ -76,38 +84,16 @@ class GpuModeTask(Task):
             return [data]
 
         def fault(arguments: Any, results: Sequence[Any], expected: Sequence[Any]) -> str | None:
-            output = self._shaped(results)
+            output = _with_form(forms[0], iter(results))
             checked = self._run("check_implementation", reference.check_implementation, arguments[0], output)
             is_right, message = checked if isinstance(checked, tuple) else (not checked, checked)
             return None if is_right else str(message) or "check_implementation rejects it"
 
-        return Problem(self._model, get_inputs, fault=fault)
+        return Problem(Model, get_inputs, fault=fault)
 
     def tolerance(self) -> str:
         """Return the rule for right results."""
         return "`check_implementation` in `reference.py` accepts them"
-
-    def _shaped(self, results: Sequence[Any]) -> Any:
-        """Return results in the form of the reference's last one."""
-        remaining = iter(results)
-
-        def fill(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {name: fill(item) for name, item in value.items()}
-            return type(value)(map(fill, value)) if isinstance(value, (list, tuple)) else next(remaining)
-
-        return fill(self._form_of_results)
-
-    @cached_property
-    def _model(self) -> type[torch.nn.Module]:
-        task, reference = self, self._reference
-
-        class Model(torch.nn.Module):
-            def forward(self, data: Any) -> Any:
-                task._form_of_results = task._run("ref_kernel", reference.ref_kernel, data)
-                return task._form_of_results
-
-        return Model
 
     def _run(self, name: str, function: Any, *arguments: Any, **options: Any) -> Any:
         try:
@@ -115,7 +101,7 @@ class GpuModeTask(Task):
         except (RuntimeError, AssertionError, ValueError, TypeError, ImportError) as error:
             if not torch.cuda.is_available() and re.search(r"cuda|nvidia|\bhip\b", str(error), re.IGNORECASE):
                 raise MachineError(
-                    f"{name} needs a GPU, and Torch finds none: {str(error).splitlines()[0]}",
+                    f"{name} needs a GPU, and Torch finds none: {str(error).splitlines()[0].split('. ')[0]}",
                     where=str(self.path / "reference.py"),
                     hint="judge it on a machine with a GPU",
                 ) from error
@@ -157,6 +143,15 @@ class GpuModeTask(Task):
         return reference
 
 
+def _with_form(value: Any, tensors: Iterator[Any]) -> Any:
+    """Return tensors in the lists, tuples and dictionaries of a result."""
+    if isinstance(value, dict):
+        return {name: _with_form(item, tensors) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)([_with_form(item, tensors) for item in value])
+    return next(tensors)
+
+
 def _unknown(value: Any) -> str:
     """Return the type of a value in nested arguments that another process cannot get; empty if there is none."""
     if type(value) in (list, tuple):
@@ -176,8 +171,7 @@ def read(path: Path) -> Task:
     directory = path if path.is_dir() else path.parent
     file = directory / "task.yml"
     try:
-        text = file.read_text(encoding="utf-8")
-        settings = yaml.safe_load(text)
+        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"is not YAML: {error}", where=str(file), hint="correct the line that is named") from error
     for key, expected in (("files", list), ("lang", str), ("tests", list), ("benchmarks", list)):
@@ -193,7 +187,8 @@ def read(path: Path) -> Task:
         raise ConfigError(
             "is true; the judge runs a candidate on one GPU", where=f"{file}: multi_gpu", hint="use kernelbot"
         )
-    files, submission = {"task.yml": text.encode()}, "submission.py"
+    files: Files = {}
+    submission = "submission.py"
     for entry in settings["files"]:
         name, source = entry["name"], entry["source"]
         if source == _SUBMISSION:
@@ -207,12 +202,13 @@ def read(path: Path) -> Task:
                 where=f"{file}: files",
                 hint="a task needs the files beside its directory as well; clone the whole repository",
             ) from error
+        entry["source"] = name  # where `save` writes it
+    settings.pop("templates", None)
     timed, tests = settings["benchmarks"], settings["tests"]
     return GpuModeTask(
         name=directory.resolve().name,
         path=directory,
-        files=files,
-        settings=TaskSettings(),
+        files={"task.yml": yaml.safe_dump(settings, sort_keys=False).encode(), **files},
         form=f"`{submission}` defines `custom_kernel(data)`, which returns what `ref_kernel(data)` in `reference.py` "
         "returns. It may import `task` and `utils`.",
         workloads=tuple(timed + [spec for spec in tests if spec not in timed]),

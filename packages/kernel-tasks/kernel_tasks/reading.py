@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from kernel_format.errors import ConfigError
-from kernel_tasks import kernelbench
+from kernel_tasks import gpu_mode, kernelbench
 from kernel_tasks.task import Task
 
-# Module of a format -> its name, and what its tasks consist of.
-_FORMATS = {
-    kernelbench: ("KernelBench", "a Python file with Model, get_inputs and get_init_inputs, or a directory with one"),
-}
+
+class _Format(NamedTuple):
+    name: str
+    files: str  # of a task
+    recognizes: Callable[[Path], bool]
+    read: Callable[[Path], Task]
+
+
+_FORMATS = (
+    _Format("GPU MODE", "a directory with task.yml", gpu_mode.recognizes, gpu_mode.read),
+    _Format(
+        "KernelBench",
+        "a Python file with Model, get_inputs and get_init_inputs, or a directory with one",
+        kernelbench.recognizes,
+        kernelbench.read,
+    ),
+)
 
 
 def read_task(path: Path) -> Task:
@@ -20,9 +35,9 @@ def read_task(path: Path) -> Task:
     Raises:
         ConfigError: If no format has such files, or a file is not what its format requires.
     """
-    for module in _FORMATS:
-        if module.recognizes(path):
-            return module.read(path)
-    listed = "; ".join(f"{name}: {files}" for name, files in _FORMATS.values())
+    for known in _FORMATS:
+        if known.recognizes(path):
+            return known.read(path)
+    listed = "; ".join(f"{known.name}: {known.files}" for known in _FORMATS)
     state = "is in none of the task formats" if path.exists() else "does not exist"
     raise ConfigError(f"{state}; expected one of: {listed}", where=str(path), hint="docs/judge.md describes them")

@@ -142,4 +142,3 @@ def write_files(files: Files, directory: Path) -> None:
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-
