@@ -23,6 +23,7 @@ TRACKED = ("LICENSE", "README.md", "kernel_builder", "kernels/kit", "packages", 
 DISTRIBUTIONS = {
     "packages/kernel-format": "kernel_format",
     "packages/kernel-sandbox": "kernel_sandbox",
+    "packages/kernel-aot": "kernel_aot",
     ".": "kernel_builder",
     "packages/kernel-hub": "kernel_hub",
     "packages/kernel-judge": "kernel_judge",
