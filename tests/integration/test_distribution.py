@@ -27,6 +27,7 @@ DISTRIBUTIONS = {
     ".": "kernel_builder",
     "packages/kernel-hub": "kernel_hub",
     "packages/kernel-judge": "kernel_judge",
+    "packages/kernel-tasks": "kernel_tasks",
 }
 
 
