@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kernel_format.errors import ConfigError
-from kernel_tasks import gpu_mode, kernelbench
+from kernel_tasks import backend_bench, flashinfer_bench, gpu_mode, kernelbench, sol_execbench
 from kernel_tasks.task import Task
 
 
@@ -20,6 +20,24 @@ class _Format(NamedTuple):
 
 _FORMATS = (
     _Format("GPU MODE", "a directory with task.yml", gpu_mode.recognizes, gpu_mode.read),
+    _Format(
+        "SOL-ExecBench",
+        "a directory with definition.json and workload.jsonl",
+        sol_execbench.recognizes,
+        sol_execbench.read,
+    ),
+    _Format(
+        "FlashInfer-Bench",
+        "a definition (JSON) with workloads/NAME.jsonl in its directory or one above",
+        flashinfer_bench.recognizes,
+        flashinfer_bench.read,
+    ),
+    _Format(
+        "BackendBench",
+        "a trace (.txt) or a table (.parquet) of operators, FILE::OPERATOR if it has several",
+        backend_bench.recognizes,
+        backend_bench.read,
+    ),
     _Format(
         "KernelBench",
         "a Python file with Model, get_inputs and get_init_inputs, or a directory with one",
