@@ -9,11 +9,9 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import re
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 
 from packaging.requirements import Requirement
@@ -23,6 +21,7 @@ from kernel_builder.backends.cuda.releases import runs_on
 from kernel_builder.checks.torch_build import torch_versions
 from kernel_builder.config import known_backends
 from kernel_builder.config.project import Backend
+from kernel_builder.version import first_line, installed
 from kernel_format.metadata import PackageMetadata
 from kernel_format.release import Release
 from kernel_format.variant import FullAbi, Noarch, StableAbi, TvmFfiAbi, Variant, this_platform
@@ -84,10 +83,10 @@ def this_environment() -> Environment:
         torch=_release(known.get("__version__")),
         backend=known_backends.get("rocm" if found == "hip" else found),
         release=_release(known.get(found)),
-        capability=_capability(),
+        capability=first_line("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"),
         kernels=importlib.metadata.version("kernels"),
         limited_api=sys.version_info >= (3, 15) or not sysconfig.get_config_var("Py_GIL_DISABLED"),
-        tvm_ffi=_release(_installed("apache-tvm-ffi")),
+        tvm_ffi=_release(installed("apache-tvm-ffi")),
         transformers=_transformers(),
     )
 
@@ -97,22 +96,8 @@ def _release(version: object) -> Release | None:
     return Release(int(match[1]), int(match[2])) if match else None
 
 
-def _installed(distribution: str) -> str | None:
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(distribution)
-    return None
-
-
-def _capability() -> str | None:
-    with suppress(OSError, subprocess.SubprocessError):
-        command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-        printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
-        return printed.strip().partition("\n")[0] or None
-    return None
-
-
 def _transformers() -> tuple[str, str] | None:
-    version = _installed("transformers")
+    version = installed("transformers")
     needed = map(Requirement, importlib.metadata.requires("transformers") or ()) if version else ()
     return next(((str(version), f"{e.name}{e.specifier}") for e in needed if e.name == "kernels"), None)
 

@@ -149,6 +149,6 @@ def known() -> dict[str, Component]:
     tables = [{"component": matrix.load().component}, *(backend.data for backend in backends.every())]
     tables.append({"component": dependencies.known()})
     every = [component for table in tables for component in in_table(table)]
-    every += [*of_torch(matrix.torch_releases()), *of_triton(matrix.load().triton)]
+    every += [*of_torch(matrix.load().torch), *of_triton(matrix.load().triton)]
     every += of_cute_dsl(matrix.load().cute_dsl)
     return {component.name: component for component in every}

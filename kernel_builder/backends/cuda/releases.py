@@ -50,19 +50,16 @@ def runs_on(entry: str, capability: str) -> bool:
     return major == of_gpu and minor <= minor_of_gpu
 
 
-def _tegra(platform: str) -> frozenset[str]:
-    """Return the capabilities that no machine of a platform has."""
-    tegra = data()["tegra"]
-    return frozenset() if platform in tegra["platforms"] else frozenset(tegra["capabilities"])
-
-
 def capabilities(kernel: Kernel, cuda: Release, platform: str) -> tuple[str, ...]:
     """Return the capabilities to compile a kernel for, ascending.
 
     These are the entries of the kernel's list that the compiler knows and the platform has. A kernel without a list
     gets all such capabilities, and PTX of the newest. `Kernel.only_capabilities` selects among these.
     """
-    known = set(known_capabilities()[cuda]) - _tegra(platform)
+    tegra = data()["tegra"]
+    known = set(known_capabilities()[cuda])
+    if platform not in tegra["platforms"]:
+        known -= set(tegra["capabilities"])
     if kernel.cuda_capabilities is None:
         newest = max(known, key=capability_key)
         every = tuple(f"{c}+PTX" if c == newest else c for c in sorted(known, key=capability_key))
