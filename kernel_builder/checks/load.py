@@ -21,8 +21,8 @@ from types import TracebackType
 from typing import Any
 
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
+from kernel_builder.checks.fit import may_load
 from kernel_builder.checks.python_rules import always_present, imported_roots
-from kernel_builder.checks.torch_build import may_load
 from kernel_builder.config import known_backends
 from kernel_builder.config.variant import Variant, this_platform
 from kernel_builder.steps.confinement import Confinement
@@ -89,7 +89,7 @@ def start_loading(
         return dict
     local = {repo_id: str(process.show(packages)) for repo_id, packages in others.items() if packages}
     wanted = json.dumps({str(copy): asked_for(directory.name) for directory, copy in seen.items()})
-    wait = process.ask("load", str(SECONDS), json.dumps(local), wanted)
+    wait = process.ask(str(SECONDS), json.dumps(local), wanted)
 
     @cache
     def answers() -> Mapping[str, Mapping[str, Any]]:
@@ -133,22 +133,6 @@ def asked_for(variant: str) -> tuple[str | None, str]:
     if backend is None:
         return None, ""
     return backend.name if backend.in_every_torch else None, backend.dispatch_key
-
-
-_known_rejections: dict[str, str | None] = {}
-
-
-def rejections(variants: Sequence[str]) -> Mapping[str, str | None]:
-    """Return why the client would reject each variant on this machine, or None if it would not.
-
-    One process answers for all variants, since importing Torch takes seconds. Answers are kept.
-    """
-    if unknown := {variant: asked_for(variant)[0] for variant in variants if variant not in _known_rejections}:
-        with ProbeProcess() as process:
-            answer = process.ask("fits", json.dumps(unknown))(SECONDS)
-        failed = {} if isinstance(answer, dict) else dict.fromkeys(unknown, f"the client cannot be asked: {answer[1]}")
-        _known_rejections.update(failed or answer)
-    return _known_rejections
 
 
 # The message of a failed load -> the hint.
@@ -220,8 +204,8 @@ class ProbeProcess:
         copy = self._shown.get(package)
         return copy is not None and not is_unchanged(copy, contents(package))
 
-    def ask(self, question: str, *arguments: str) -> Callable[[float], Any]:
-        """Send a question of `probe`, and return a function that waits some seconds for its answer.
+    def ask(self, *arguments: str) -> Callable[[float], Any]:
+        """Send a question to `probe`, and return a function that waits some seconds for its answer.
 
         The function returns `("failed", reason)` if the process died or did not answer in time. It waits for the last
         question only.
@@ -229,7 +213,7 @@ class ProbeProcess:
         self.start()
         self._is_asked, token = True, secrets.token_hex(8)
         with suppress(OSError):  # it has died, which `wait` reports
-            self._connection.sendall(f"{json.dumps([token, question, *arguments])}\n".encode())
+            self._connection.sendall(f"{json.dumps([token, *arguments])}\n".encode())
 
         def wait(seconds: float) -> Any:
             try:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernel_builder.checks.load import rejections
+from kernel_builder.checks import fit
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import FullAbi, Noarch, Release, Variant, this_platform
@@ -74,8 +74,8 @@ def built_variants(directory: Path) -> list[Variant]:
 
 def loadable(variants: Sequence[Variant]) -> list[Variant]:
     """Return the variants that the client would load into the Torch of this interpreter."""
-    rejected = rejections([variant.name for variant in variants])
-    return [variant for variant in variants if rejected[variant.name] is None]
+    environment = fit.this_environment()
+    return [variant for variant in variants if fit.loads(variant, environment)]
 
 
 def require_loadable(variant: Variant) -> None:

@@ -13,11 +13,12 @@ from typing import Any
 
 from kernel_builder import backends, checks, elf
 from kernel_builder.backends import DeviceCode
+from kernel_builder.checks import fit
 from kernel_builder.checks.binaries import architectures, oldest_python
 from kernel_builder.checks.findings import CheckReport, Finding
 from kernel_builder.checks.symbols import library_of
 from kernel_builder.demangle import demangle
-from kernel_builder.hub import card, fit
+from kernel_builder.hub import card
 from kernel_builder.hub.content import RemoteFile
 from kernel_builder.hub.packages import HubPackage
 from kernel_builder.hub.partial_download import SMALL, download

@@ -16,7 +16,7 @@ from kernel_builder import checks
 from kernel_builder.aot import generation
 from kernel_builder.checks import CheckReport, ProbeProcess
 from kernel_builder.checks.findings import summary_lines
-from kernel_builder.checks.torch_build import may_load, torch_versions
+from kernel_builder.checks.fit import may_load, torch_versions
 from kernel_builder.config import offered
 from kernel_builder.config.notices import notices
 from kernel_builder.config.project import Project

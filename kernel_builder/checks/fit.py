@@ -6,19 +6,22 @@ Torch, which takes seconds.
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
+import importlib.util
 import platform
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 from kernel_builder.backends.cuda.releases import runs_on
-from kernel_builder.checks.torch_build import torch_versions
 from kernel_builder.config import known_backends
 from kernel_builder.config.project import Backend
 from kernel_builder.version import first_line, installed
@@ -73,6 +76,7 @@ class Environment:
         return None if Requirement(accepted).specifier.contains(self.kernels, prereleases=True) else accepted
 
 
+@cache
 def this_environment() -> Environment:
     """Return the environment of this process, and of the Torch that is installed beside the builder."""
     known = torch_versions()
@@ -91,6 +95,23 @@ def this_environment() -> Environment:
     )
 
 
+@cache
+def torch_versions() -> Mapping[str, object]:
+    """Return the values of `torch.version`, such as `cuda`, read from its file; none without Torch."""
+    spec = importlib.util.find_spec("torch")
+    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    if file is None or not file.is_file():
+        return {}
+    values: dict[str, object] = {}
+    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+        match statement:
+            case ast.Assign([ast.Name(name)], ast.Constant(value)):
+                values[name] = value
+            case ast.AnnAssign(ast.Name(name), _, ast.Constant(value)):
+                values[name] = value
+    return values
+
+
 def _release(version: object) -> Release | None:
     match = re.match(r"(\d+)\.(\d+)", str(version))
     return Release(int(match[1]), int(match[2])) if match else None
@@ -106,6 +127,24 @@ def choose(variants: Iterable[Variant], environment: Environment) -> Variant | N
     """Return the variant that the client selects by its name, or None."""
     fitting = [variant for variant in variants if not list(_by_name(variant, environment))]
     return min(fitting, key=preference, default=None)
+
+
+def may_load(variant: Variant) -> bool:
+    """Return whether a variant is for this machine's platform and for a back end that its Torch does not lack.
+
+    The client decides about the rest.
+    """
+    backend = known_backends.get(variant.backend.name)
+    is_lacking = torch_versions().get(backend.torch_version, "not stated") is None
+    return variant.platform in (None, this_platform()) and not is_lacking
+
+
+def loads(variant: Variant, environment: Environment) -> bool:
+    """Return whether the client loads a variant by its name, if it is asked for the variant's back end."""
+    backend = known_backends.get(variant.backend.name)
+    if backend.in_every_torch:
+        environment = replace(environment, backend=backend, release=None)
+    return not list(_by_name(variant, environment))
 
 
 def preference(variant: Variant) -> tuple[object, ...]:
