@@ -29,17 +29,6 @@ def to_develop(project: Project, name: str | None, toolchains: Toolchains) -> Va
     return newest(loadable(offered) or loadable(every) or offered)
 
 
-def of_each_backend(project: Project, toolchains: Toolchains) -> list[Variant]:
-    """Return the variant that `to_develop` selects, and the newest variant of each other backend."""
-    chosen = to_develop(project, None, toolchains)
-    others, _ = buildable.available(project, toolchains)
-    by_backend: dict[str, list[Variant]] = {}
-    for variant in others:
-        if variant.backend is not chosen.backend:
-            by_backend.setdefault(variant.backend.name, []).append(variant)
-    return [chosen, *(newest(by_backend[name]) for name in sorted(by_backend))]
-
-
 def built(project: Project, name: str | None) -> Variant:
     """Return the built variant of this name, or else the one that the installed Torch loads.
 
