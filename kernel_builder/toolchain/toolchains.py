@@ -166,8 +166,8 @@ class Toolchains:
             return None
         if name in self.lock:
             return None
-        if library := header_libraries.known().get(name):
-            pinned = [other for other in header_libraries.known() if other in self.lock]
+        if library := header_libraries.KNOWN.get(name):
+            pinned = [other for other in header_libraries.KNOWN if other in self.lock]
             return Obstacle(
                 f"needs {name}, which no package index has",
                 f"`git clone --depth 1 --branch v{library['version']} https://github.com/NVIDIA/cutlass DIR`, and set "

@@ -9,7 +9,7 @@ from typing import Any
 
 from kernel_builder import toml_file
 from kernel_builder.backends import SymbolFamily
-from kernel_builder.backends.cuda.releases import TABLE, data
+from kernel_builder.backends.cuda.releases import DATA, TABLE
 from kernel_format.release import Release
 from kernel_format.variant import Abi, FullAbi, StableAbi, TvmFfiAbi
 
@@ -19,7 +19,7 @@ OF_RUNTIME = re.compile(r"(?:__)?cuda[A-Z]")
 
 @cache
 def symbol_families(framework: Abi | None, link_torch: str) -> tuple[SymbolFamily, ...]:
-    libraries: Mapping[str, Mapping[str, Any]] = data()["library"]
+    libraries: Mapping[str, Mapping[str, Any]] = DATA["library"]
     prefixes = {stem: known for stem, entry in libraries.items() if (known := entry.get("symbols", stem))}
     families = []
     # The longest first: the prefix of the driver begins the names of other libraries.

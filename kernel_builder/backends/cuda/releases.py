@@ -14,18 +14,13 @@ from kernel_format.errors import VariantError
 from kernel_format.release import Release
 
 TABLE = Path(__file__).with_name("cuda.toml")
-
-
-@cache
-def data() -> Mapping[str, Any]:
-    """Return the content of `cuda.toml`."""
-    return toml_file.read(TABLE)
+DATA: Mapping[str, Any] = toml_file.read(TABLE)
 
 
 @cache
 def known_capabilities() -> Mapping[Release, tuple[str, ...]]:
     """Return CUDA release -> the capabilities that its compiler knows, without suffixes and `+PTX`, ascending."""
-    rows = data()["release"].items()
+    rows = DATA["release"].items()
     return dict(sorted((Release.parse(release), tuple(entry["capabilities"])) for release, entry in rows))
 
 
@@ -56,7 +51,7 @@ def capabilities(kernel: Kernel, cuda: Release, platform: str) -> tuple[str, ...
     These are the entries of the kernel's list that the compiler knows and the platform has. A kernel without a list
     gets all such capabilities, and PTX of the newest. `Kernel.only_capabilities` selects among these.
     """
-    tegra = data()["tegra"]
+    tegra = DATA["tegra"]
     known = set(known_capabilities()[cuda])
     if platform not in tegra["platforms"]:
         known -= set(tegra["capabilities"])

@@ -113,7 +113,7 @@ def test_the_shipped_lock_covers_the_matrix_within_its_budget() -> None:
 
 
 def test_the_header_libraries_are_those_that_depends_names() -> None:
-    known = dependencies.known()
+    known = dependencies.KNOWN
     assert {"torch", "sycl_tla", "metal-cpp", *known} == set(
         build_toml.SCHEMA["definitions"]["depends"]["items"]["enum"]
     )
