@@ -52,7 +52,8 @@ def check_load(package: CheckedPackage) -> Iterator[Finding]:
         foreign = _foreign(package, answer.get("missing", ()))
         if foreign:
             raise NotApplicable(f"this machine has no {', '.join(foreign)}, which the package imports")
-        yield Finding(f"the client cannot load the package: {text}", _hint(text), path="__init__.py")
+        hint = next(hint for pattern, hint in _HINTS if re.search(pattern, text))
+        yield Finding(f"the client cannot load the package: {text}", hint, path="__init__.py")
 
 
 def _foreign(package: CheckedPackage, missing: Sequence[str]) -> list[str]:
@@ -145,10 +146,6 @@ _HINTS = (
     ("was killed by", "look at code that runs at load: static initializers, and schemas and keys of registered ops"),
     ("", "run `python -m kernel_builder.checks.probe load DIR` on the package to see the full message"),
 )
-
-
-def _hint(text: str) -> str:
-    return next(hint for pattern, hint in _HINTS if re.search(pattern, text))
 
 
 SECONDS = 300  # for the answer to a question, by default

@@ -160,7 +160,7 @@ def parse(name: str) -> Variant:
     )
     if match and (not match["torch"] or bool(match["cxx11"]) is name.endswith(_CXX11_SYSTEM)):
         group = next(group for group in _ABIS if match[group])
-        framework = _ABIS[group](Release.from_digits(match[group]))
+        framework = _ABIS[group](Release(int(match[group][0]), int(match[group][1:])))
         for backend in (backend for backend in BACKENDS if backend.is_spelled(match["backend"])):
             return Variant(framework, backend, backend.release_of(match["backend"]), match["platform"])
     raise VariantError(
