@@ -11,7 +11,7 @@ from kernel_builder.api import clock
 from kernel_judge.judge.reference import Reference
 from kernel_judge.judge.speed_limit import Limit, measure_limit
 from kernel_judge.judge.speed_report import TimedShape, report_speed
-from kernel_judge.judge.task import read_task
+from kernel_tasks import read_task
 
 TIED = """import torch
 

@@ -29,10 +29,10 @@ from kernel_judge.judge.result_checks import RejectedError, ResultChecks
 from kernel_judge.judge.scaling import affordable, cut_lengths, fitted, unseen
 from kernel_judge.judge.speed import measure_speed
 from kernel_judge.judge.speed_report import SpeedReport
-from kernel_judge.judge.task import Task, read_task
 from kernel_judge.judge.verdict import NOT_JUDGED, RIGHT, WRONG, Notify, Verdict
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 from kernel_sandbox import sandbox
+from kernel_tasks import Task, read_task
 
 PEERS = ("eager", *COMPILED)
 _ARENA_BYTES = 3 << 30  # of a GPU, or this share of its memory if that is less

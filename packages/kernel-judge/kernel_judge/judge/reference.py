@@ -23,7 +23,7 @@ from kernel_judge.judge.evaluation import (
     with_tensors,
     without_tensors,
 )
-from kernel_judge.judge.task import Sizes, Task
+from kernel_tasks import Sizes, Task
 
 Tensors = list[torch.Tensor]
 _COUNTED = {str(operation).replace(".", "::") for operation in flop_registry}
