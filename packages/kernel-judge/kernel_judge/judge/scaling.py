@@ -70,7 +70,7 @@ def fitting_workloads(task: Task, device: str, seed: int) -> tuple[list[Referenc
     taken: list[tuple[int, Reference]] = []
     for number in _spread(ordered, _MOST_WORKLOADS):
         reference = Reference(task, task.workloads[number], None, device, seed)
-        cost = reference.moved(reference.arguments(seed)) / _MOST_BYTES[device]
+        cost = sum(reference.moved(reference.arguments(seed))) / _MOST_BYTES[device]
         if taken and max(cost, reference.seconds / _MOST_SECONDS[device]) > 1:
             break
         if cost > _BEYOND:
