@@ -119,7 +119,9 @@ class Task:
         """Return the requirements of an answer, in sentences for a prompt."""
         settings = self.settings
         shapes = self.workloads[: max(self.timed, 1)] or [{**self.sizes(), **settings.sizes}, *settings.shapes]
-        listed = "; ".join(", ".join(f"{name}={value}" for name, value in sizes.items()) for sizes in shapes[:8])
+        listed = "; ".join(
+            ", ".join(f"{name}={value}" for name, value in sizes.items() if name != "uuid") for sizes in shapes[:8]
+        )
         return [
             self.form,
             f"Dtypes of inputs and parameters: {', '.join(settings.dtypes) or 'as the task creates them'}.",
