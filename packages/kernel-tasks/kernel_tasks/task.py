@@ -86,8 +86,9 @@ class Task:
         return dict(self.workloads[0]) if self.workloads else {}
 
     def weight(self, sizes: Sizes) -> int:
-        """Return a number that grows with the work at these sizes."""
-        return math.prod(size for name, size in sizes.items() if name != "seed" and type(size) is int and size > 0)
+        """Return a number that grows with the work at these sizes: the largest size may be that of a square."""
+        known = [size for name, size in sizes.items() if name != "seed" and type(size) is int and size > 0]
+        return math.prod(known) * max(known, default=1)
 
     def problem(self, sizes: Sizes) -> Problem:
         """Return the problem at these sizes.

@@ -15,7 +15,7 @@ import torch
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.evaluation import with_tensors, without_tensors
 from kernel_judge.judge.reference import Reference
-from kernel_tasks import Sizes, Task
+from kernel_tasks import MachineError, Sizes, Task
 
 # Integers below that the constructor depends on are rarely sizes, but widths of convolutions or numbers of groups.
 _SMALLEST = 16
@@ -74,11 +74,10 @@ def fitting_workloads(task: Task, device: str, seed: int) -> tuple[list[Referenc
         if taken and max(cost, reference.seconds / _MOST_SECONDS[device]) > 1:
             break
         if cost > _BEYOND:
-            raise ConfigError(
+            raise MachineError(
                 f"the smallest workload takes {cost * _MOST_BYTES[device] / 2**20:.0f} MiB; the judge has "
                 f"{_BEYOND * _MOST_BYTES[device] >> 20} MiB on {device}",
                 where=str(task.path),
-                hint="judge it on a GPU" if device == "cpu" else "add a smaller workload",
             )
         taken.append((number, reference))
     timed = [reference for number, reference in taken if number < task.timed] or [taken[-1][1]]
