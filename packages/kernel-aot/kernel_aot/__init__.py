@@ -12,9 +12,9 @@
 The caller finds the compiler, and confines it: compiling imports the author's module.
 """
 
-from kernel_aot.declaration import Op, Variant, variants
 from kernel_aot.expressions import is_plain
 from kernel_aot.language import CompiledKernel, Language, arch_number, request, results
+from kernel_aot.ops import Op, Variant, variants
 from kernel_aot.translation import read_ops, select_language, sources
 
 __all__ = [

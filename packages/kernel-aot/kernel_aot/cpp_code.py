@@ -6,8 +6,8 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from kernel_aot.declaration import DTYPES, Argument, Config, Op, Parameter
 from kernel_aot.expressions import Expression
+from kernel_aot.ops import DTYPES, Argument, Config, Op, Parameter
 
 _TYPES = {"Tensor": "Tensor", "int": "int64_t", "float": "double", "bool": "bool"}
 _VALUES = {

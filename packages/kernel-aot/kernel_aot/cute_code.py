@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernel_aot import cpp_code, cute_declaration, images
-from kernel_aot.cute_declaration import STREAM, CuteOp, CuteReader
+from kernel_aot import cpp_code, cute_reader, images
 from kernel_aot.cute_host import Host, translate
+from kernel_aot.cute_reader import STREAM, CuteOp, CuteReader
 from kernel_aot.images import Cubin
 from kernel_aot.language import Language, read_output, shared_memory
 from kernel_aot.triton import TRITON
@@ -134,7 +134,7 @@ CUTE_DSL = Language(
     headers=(*TRITON.headers, "cute.h"),
     reader=CuteReader,
     left_out=re.compile(r"^(import|from) (cutlass|cuda)\b", re.MULTILINE),
-    job=cute_declaration.job,
+    job=cute_reader.job,
     read=_read,
     sources=_sources,
 )

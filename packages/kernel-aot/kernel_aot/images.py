@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from kernel_aot.declaration import Op
+from kernel_aot.ops import Op
 
 # Capabilities that only compilers of CUDA 13 are pinned for. The numbers of AMD's architectures are larger.
 _NEWER = range(100, 0x900)

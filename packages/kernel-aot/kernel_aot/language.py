@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from kernel_aot.declaration import Reader, Variant
+from kernel_aot.ops import Variant
+from kernel_aot.table_reader import Reader
 from kernel_format.errors import BuildError, ConfigError
 
 # Number of an architecture -> bytes of shared memory that a block may use.

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from kernel_aot import cpp_code, images
-from kernel_aot.declaration import Op, Reader, Variant
 from kernel_aot.images import Cubin
 from kernel_aot.language import Language, read_output
+from kernel_aot.ops import Op, Variant
+from kernel_aot.table_reader import Reader
 
 
 def _job(variant: Variant) -> dict[str, Any]:

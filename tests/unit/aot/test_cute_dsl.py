@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kernel_aot import cute_host, read_ops, variants
-from kernel_aot.cute_declaration import CuteOp, job
+from kernel_aot.cute_reader import CuteOp, job
 from kernel_builder.config import aot_toml
 from kernel_format.errors import ConfigError
 from tests.support.places import ROOT
