@@ -78,7 +78,7 @@ class CuteReader(Reader):
         table = self.table
         types, requires = dict(table.get("types", {})), list(table.get("requires", ()))
         constants = table.get("constants", {})
-        tensors = set(re.findall(r"Tensor(?:\(\w!\))? (\w+)", table["schema"]))
+        tensors = {parameter.name for parameter in self.parameters() if parameter.kind == "Tensor"}
         layouts: dict[str, tuple[str | int, ...]] = {}
         for name, value in table["arguments"].items():
             is_input = value in tensors
@@ -113,13 +113,9 @@ def job(variant: Variant) -> dict[str, Any]:
         kind = variant.signature[argument.name]
         if argument.is_tensor:
             dtype = DTYPES[kind[1:]]
-            sizes = [
-                variant.constants.get(size, size) if isinstance(size, str) else size
-                for size in op.layouts[argument.name]
-            ]
             parameters[argument.name] = {
                 "kind": "tensor",
-                "value": sizes,
+                "value": [variant.constants.get(str(size), size) for size in op.layouts[argument.name]],
                 "dtype": _DTYPES.get(dtype, dtype.capitalize()),
                 "align": 16 if argument.is_divisible else 1,
             }

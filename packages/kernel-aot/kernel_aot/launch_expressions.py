@@ -79,7 +79,7 @@ class LaunchExpressions(ast.NodeTransformer):
         if unread := set(keywords) - {"dtype", "device"}:
             names = ", ".join(map(str, unread))
             self.refuse(call, f"allocates a tensor with {names}; expected dtype and device alone")
-        dtype = keywords.get("dtype") and self._dtype(keywords["dtype"])
+        dtype = self._dtype(keywords["dtype"]) if "dtype" in keywords else None
         if kind.endswith("_like"):
             return self._allocation_like(call, kind, dtype)
         if kind.startswith("new_"):

@@ -92,10 +92,10 @@ class _Reader:
                 self._require(test)
             case ast.If(test=test, body=[ast.Raise()], orelse=[]):
                 self._require(ast.UnaryOp(ast.Not(), test))
-            case ast.Assign(targets=[ast.Name(name)], value=ast.Lambda() as value):
-                self.grids[name] = value
-            case ast.Assign(targets=[ast.Name() as target], value=value):
-                self._assign(target, value)
+            case ast.Assign(targets=[ast.Name(grid)], value=ast.Lambda() as value):
+                self.grids[grid] = value
+            case ast.Assign(targets=[ast.Name() as name], value=value):
+                self._assign(name, value)
             case ast.Assign(
                 targets=[ast.Tuple(elts=targets)],
                 value=ast.Attribute(value=tensor, attr="shape")
@@ -109,18 +109,18 @@ class _Reader:
             ):
                 for target, element in zip(targets, values, strict=True):
                     self._assign(target, element)
-            case ast.FunctionDef(name=name, args=args, body=[ast.Return(value=ast.expr() as value)]):
-                self.grids[name] = ast.Lambda(args, value)
+            case ast.FunctionDef(name=grid, args=args, body=[ast.Return(value=ast.expr() as value)]):
+                self.grids[grid] = ast.Lambda(args, value)
             case ast.Expr(value=ast.Call(func=ast.Subscript()) as call):
                 if self.launch is not None:
                     self.refuse(statement, "launches a second kernel; expected one launch for an op")
                 self.launch = call
             case ast.Return(value=value):
-                names = value.elts if isinstance(value, ast.Tuple) else [value] if value is not None else []
-                self.returned = [ast.unparse(name) for name in names]
-                for name in self.returned:
-                    if name not in self.expressions.tensors:
-                        self.refuse(statement, f"returns {name}, which is not a tensor that the function allocates")
+                results = value.elts if isinstance(value, ast.Tuple) else [value] if value is not None else []
+                self.returned = [ast.unparse(result) for result in results]
+                for result in self.returned:
+                    if result not in self.expressions.tensors:
+                        self.refuse(statement, f"returns {result}, which is not a tensor that the function allocates")
             case _:
                 self.refuse(statement, f"has a statement that is not read: `{ast.unparse(statement).splitlines()[0]}`")
 

@@ -87,6 +87,16 @@ class Op:
     grids: tuple[tuple[Expression, ...], ...]  # of each configuration
 
     @property
+    def tensors(self) -> list[str]:
+        """The parameters that are tensors."""
+        return [parameter.name for parameter in self.parameters if parameter.kind == "Tensor"]
+
+    @property
+    def first_tensor(self) -> str:
+        """The parameter whose device and stream the op uses."""
+        return self.tensors[0]
+
+    @property
     def results(self) -> int:
         return len(self.outputs)
 
