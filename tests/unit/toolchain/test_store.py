@@ -19,7 +19,7 @@ def _make(scratch: Path, directory: Path) -> None:
 
 
 def _present(root: Path) -> set[str]:
-    """Return what is in the store besides its locks."""
+    """Return the store's entries besides its locks."""
     return {str(path.relative_to(root)) for path in root.rglob("*")} - {"locks", "locks/tree", "trees", "scratch"}
 
 
