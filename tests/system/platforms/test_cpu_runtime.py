@@ -14,7 +14,7 @@ from pathlib import Path
 from kernels import get_local_kernel
 kernel = get_local_kernel(Path(sys.argv[1]), backend="cpu")
 torch.ones(1 << 20).exp().sum()
-print(kernel.library(), kernel.exceptions(), kernel.threads(3))
+print(kernel.ops.library(), kernel.ops.exceptions(), kernel.ops.threads(3))
 maps = {line.split()[-1] for line in open("/proc/self/maps")}
 print(*[Path(name).name for name in maps if "omp" in Path(name).name])
 """

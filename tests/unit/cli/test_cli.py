@@ -12,10 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from kernel_builder.cli import main
-from kernel_builder.cli.build_command import print_summary
-from kernel_builder.pipeline.summary import BuildSummary, BuiltPackage
 from kernel_builder.progress import shown
-from kernel_builder.steps.buildable import UnavailableVariant
 
 COMMANDS = sorted(main.list_commands(None))  # type: ignore[arg-type]
 HIDDEN = ["build-and-copy", "build-and-upload", "completions", "hash"]
@@ -58,21 +55,6 @@ def test_errors_are_text_or_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     answer = json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)
     assert answer["error"] == "ConfigError"
     assert answer["where"] and answer["hint"]
-
-
-def test_the_reason_why_variants_are_not_built_is_printed_once(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    reason, hint = "for aarch64-linux, and this build is for x86_64-linux", "add `--platform aarch64-linux`"
-    elsewhere = [UnavailableVariant("relu", name, reason, hint) for name in ("torch-b", "torch-c")]
-    built = BuiltPackage("relu", "torch-a", tmp_path, "_relu", "built", (), 2048, ("load",), {}, {}, None)
-    print_summary(BuildSummary((built,), (), tuple(elsewhere), {}, 0, 0, 0.0, 0.0))
-    assert capsys.readouterr().out.splitlines()[:4] == [
-        f"not built: relu/torch-b, relu/torch-c: {reason}",
-        f"    {hint}",
-        "variant  status  size   checks    binary shared with",
-        "torch-a  built   2 KiB  1 passed",
-    ]
 
 
 class Terminal(io.StringIO):
