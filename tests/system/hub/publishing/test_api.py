@@ -56,6 +56,7 @@ class GELU(nn.Module):
 def _also_hidden():
     pass
 '''
+GELU = "gelu(x, /, factor=0.5, *more, approximate='none', **rest)"
 
 
 def package(root: Path, ops: str = OPS, module: str = MODULE) -> Path:
@@ -70,7 +71,7 @@ def test_names_and_their_parameters(tmp_path: Path) -> None:
     calls = {name: (member.kind, member.call) for name, member in read.members.items()}
     assert calls == {
         "EPSILON": ("attribute", ""),
-        "gelu": ("function", "(x, /, factor=0.5, *more, approximate='none', **rest)"),
+        "gelu": ("function", GELU.removeprefix("gelu")),
         "layers": ("module", ""),
         "layers.GELU": ("class", ""),
         "layers.GELU.forward": ("function", "(self, x)"),
@@ -88,14 +89,7 @@ def test_names_and_their_parameters(tmp_path: Path) -> None:
         ('"none"', "'none'", []),
         ("factor: float = 0.5", "factor: 'float' = 0.50", []),
         ("(x, out=None)", "(y, out=None)", ["relu_(x, out=None) becomes relu_(y, out=None)"]),
-        (
-            "*more: int, ",
-            "*, ",
-            [
-                "gelu(x, /, factor=0.5, *more, approximate='none', **rest) becomes "
-                "gelu(x, /, factor=0.5, *, approximate='none', **rest)"
-            ],
-        ),
+        ("*more: int, ", "*, ", [f"{GELU} becomes {GELU.replace('*more', '*')}"]),
     ],
 )
 def test_differences_are_those_that_callers_notice(
@@ -115,15 +109,3 @@ def test_names_of_a_computed_list_are_found(tmp_path: Path, exported: str) -> No
     read = package_api.read(package(tmp_path / "torch-cuda", module=module))
     assert {name: member.kind for name, member in read.members.items()} == {"gelu": "function", "relu": "function"}
     assert read.members["relu"].call == "(x, out=None)"
-
-
-def test_packages_of_older_builders_have_an_inner_directory(tmp_path: Path) -> None:
-    flat = package_api.read(package(tmp_path / "flat" / "torch-cuda"))
-    nested = tmp_path / "nested" / "torch-cuda"
-    package(nested / "my_kernel")
-    assert package_api.read(nested) == flat
-
-
-def test_operators_are_read_from_the_binary(scale: Path) -> None:
-    (built,) = (scale / "build").iterdir()
-    assert package_api.read(built).ops == {"scaled": "scaled(Tensor input, float factor) -> Tensor"}

@@ -104,15 +104,6 @@ def test_links_are_published_as_files_that_build_alone(hub: RunningHub, scale: P
     ]
 
 
-def test_build_and_upload(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:
-    shutil.rmtree(doubling / "build")
-    environment = {**hub.environment, "KERNEL_BUILDER_CACHE": str(tmp_path / "cache")}
-    command = ["build-and-upload", doubling, "--repo-id", "org/", "--no-load", "--json"]
-    done = json.loads(run_builder(environment, *command, check=True).stdout)
-    assert (done["repo-id"], done["variants"]) == (DOUBLING, [CPU, CUDA])
-    assert tree(hub, DOUBLING, "v1").keys() > {f"build/{name}/metadata.json" for name in (CPU, CUDA)}
-
-
 def test_variants_are_kept_or_pruned(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:
     put(hub, doubling)
     cuda = shutil.move(doubling / "build" / CUDA, tmp_path / "aside")
@@ -235,6 +226,7 @@ def test_a_dry_run_writes_nothing(own_hub: RunningHub, quick: Path) -> None:
         ({"repo_id": "../etc/passwd"}, HubError, "not a valid repository name"),
         ({"repo_id": "unowned"}, HubError, "the organization is missing"),
         ({"repo_id": None}, ConfigError, "there is no repository to publish to"),
+        ({"endpoint": "http://127.0.0.1:9"}, HubError, r"no connection to http://127\.0\.0\.1:9"),
     ],
 )
 def test_wrong_requests_are_refused(

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from kernel_builder.toolchain import Toolchains
 from tests.integration.build_command.test_wheel import fresh_environment, pip
 from tests.support.builder_process import run_builder
+from tests.support.git import git
 from tests.support.places import CUDA
 from tests.support.running_hub import RunningHub
 from tests.support.torch_process import run_with_torch
@@ -33,26 +34,19 @@ print(*(variant.variant_str for variant in resolve_variants(found, "cuda")[0]))
 # Triton and the compilers run twice, for the build and its verification: 30 s of processor time.
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_the_quickstart_of_a_triton_project(hub: RunningHub, tmp_path: Path) -> None:
+def test_the_quickstart_of_a_triton_project(hub: RunningHub, new_cache: Callable[[str], Path], tmp_path: Path) -> None:
     require_triton()
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache/toolchains").symlink_to(Toolchains().store.root, target_is_directory=True)
-    environment = {**hub.environment, "KERNEL_BUILDER_CACHE": str(tmp_path / "cache")}
+    environment = {**hub.environment, "KERNEL_BUILDER_CACHE": str(new_cache("cache"))}
     project = tmp_path / "my-relu"
 
     def builder(*arguments: object) -> Any:
         return json.loads(run_builder(environment, *arguments, "--json", check=True).stdout)
 
-    def git(*arguments: str) -> None:
-        command = ["git", "-C", str(project), "-c", "user.name=a", "-c", "user.email=a@example.org", *arguments]
-        subprocess.run(command, check=True, capture_output=True)
-
     run_builder(environment, "init", project, "--name", REPO, "--language", "triton", check=True)
     declared = re.sub("dtypes = .*", 'dtypes = ["float32"]', (project / "aot.toml").read_text())
     (project / "aot.toml").write_text(f'capabilities = ["9.0"]\n{declared}')
-    git("init")
-    git("add", ".")
-    git("commit", "-m", "First")
+    for command in (["init"], ["add", "."], ["commit", "-m", "First"]):
+        git(project, *command)
 
     built = builder("build", project, "--variant", CUDA, "--variant", NOARCH)
     assert {package["variant"] for package in built["packages"]} == {CUDA, NOARCH}
