@@ -23,7 +23,8 @@ KERNEL = """
 [kernel.scale_rocm]
 language = "cpp-rocm"
 depends = []
-rocm-archs = ["gfx942", "gfx1100"]
+rocm-archs = ["gfx942", "gfx1100", "gfx941"]
+hip-flags = ["-munsafe-fp-atomics"]
 src = ["scale/scale_cuda.cu", "scale/row_norm.cu", "scale/scale.h"]
 """
 # `test_linux_variants.py` compiles a kernel of this repository.

@@ -9,10 +9,8 @@ import pytest
 
 from kernel_builder.backends.cpu import CPU
 from kernel_builder.backends.cuda import CUDA, capabilities
-from kernel_builder.backends.recognized import METAL
 from kernel_builder.backends.rocm import ROCM
 from kernel_builder.config import kernel_sources, matrix, offered
-from kernel_builder.config.notices import notices
 from kernel_builder.config.project import Kernel, Project, TorchFramework
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, Variant
@@ -220,20 +218,6 @@ def test_a_variant_that_the_project_rules_out_is_refused(project: str, name: str
     read = read_project(PROJECTS / project)
     with pytest.raises(VariantError, match=rf"is not a variant of the \[{read.framework.table}\]"):
         offered.check_offered(read, Variant.parse(name))
-
-
-def test_each_notice_is_one_line_with_its_projects(stable: Project) -> None:
-    many = [replace(stable, name=f"k{number}", backends=(CPU, ROCM, METAL)) for number in range(6)]
-    other = replace(stable, name="other", warnings=("something",))
-    assert notices([*many, other]) == [
-        "k0, k1, k2 and 3 more: [kernel.scale_cuda] is for cuda, which is not in [general] backends: it is not built",
-        "k0, k1, k2 and 3 more: this builder does not compile for rocm: it is on the full C++ ABI, and no "
-        "package index has a Torch for ROCm, whose headers (c10/hip) that needs; [torch] stable-abi = "
-        '{ rocm = "2.10" } builds it on the stable ABI',
-        "k0, k1, k2 and 3 more: this builder does not compile for metal: Metal's compiler is Apple's and "
-        "runs on macOS only; Python with torch.mps.compile_shader in a [torch-noarch] project needs none",
-        "other: something",
-    ]
 
 
 @pytest.mark.parametrize(

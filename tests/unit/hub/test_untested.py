@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from kernels import Metadata
 
 from kernel_builder.backends.rocm import NOT_RUN
 from kernel_builder.hub import card
@@ -42,8 +41,3 @@ def test_untested_packages_are_excluded_and_the_card_names_them(packages: dict[s
     assert table.endswith(f"\n\nCompiled and checked, not run on AMD hardware: `{ROCM}`.")
     assert "| 2.10 and later | 7.1 |" in table
     assert "not run" not in card._variants({CPU: packages[CPU]})
-
-
-def test_the_client_ignores_the_label(packages: dict[str, HubPackage]) -> None:
-    metadata = Metadata.read_from_file(packages[ROCM].directory / "metadata.json")
-    assert metadata.backend.archs == ["gfx942"]
