@@ -68,22 +68,6 @@ def test_only_missing_and_damaged_outputs_are_built(directory: Path, new_cache: 
     assert output_path(cache, binary).read_bytes() == whole
 
 
-def test_other_work_begins_beside_the_last_compile_step(directory: Path, new_cache: NewCache) -> None:
-    """Not before a step has succeeded, or after one has failed."""
-    cache, calls = new_cache("cache"), list[int]()
-
-    def idle() -> None:
-        calls.append(len(list(cache.rglob("*.o"))))
-
-    ninja_run.run(planned(directory), cache, jobs=2, idle=idle)
-    assert calls and calls[0] in (1, 2)
-    calls.clear()
-    with (directory / "scale" / "scale_cpu.cpp").open("a") as source:
-        source.write("#error\n")
-    assert ninja_run.run(planned(directory), new_cache("other"), jobs=2, idle=idle).failures
-    assert not calls
-
-
 def test_files_that_changed_since_the_plan_are_refused(directory: Path, new_cache: NewCache) -> None:
     """Without this error, the cache would hold an object of the changed source under the key of the old one."""
     graph, cache = planned(directory), new_cache("cache")

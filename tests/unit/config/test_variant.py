@@ -8,7 +8,7 @@ from kernels.variants import parse_variant
 from kernel_builder.backends.cpu import CPU
 from kernel_builder.backends.cuda import CUDA, releases
 from kernel_builder.backends.recognized import XPU
-from kernel_builder.config import known_backends, matrix
+from kernel_builder.config import matrix
 from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi, TvmFfiAbi, Variant
 from kernel_format import variant as format_variant
 from kernel_format.errors import VariantError
@@ -70,11 +70,6 @@ def test_names_of_any_builder_are_read_and_written(
     read = format_variant.parse(name)
     assert (read.backend.title, read.release and str(read.release), read.platform) == (backend, release, platform)
     assert read.name == name
-
-
-def test_the_builder_spells_its_back_ends_as_the_format_does() -> None:
-    built_in = [(known.name, known.title, known.prefix) for known in map(known_backends.get, known_backends.NAMES)]
-    assert built_in == [(known.name, known.title, known.prefix) for known in format_variant.BACKENDS]
 
 
 def test_a_release_is_older_than_its_patches() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kernel_builder.measure.accuracy import deviation, fault
-from kernel_builder.measure.results import Deviation, estimate
+from kernel_builder.measure.results import estimate
 from kernel_builder.measure.timing import MOST_SETS, CpuClock, interleaved, sets_needed
 
 
@@ -63,13 +63,6 @@ def test_a_series_cycles_through_the_sets_and_returns_the_time_of_one_call(spend
     assert seen == [number % 4 for number in range(len(seen))] and len(seen) >= 4
 
 
-def test_a_call_longer_than_a_series_is_run_once(spend: Callable[[float], None]) -> None:
-    seen: list[float] = []
-    run, _ = CpuClock().series([lambda: (seen.append(1.0), spend(60.0))])
-    seen.clear()
-    assert run() == pytest.approx(60.0) and len(seen) == 1
-
-
 @pytest.mark.parametrize("number", [6, 15, 21, 40])
 def test_intervals_contain_the_true_median_with_the_stated_confidence(number: int) -> None:
     chance = random.Random(0)
@@ -95,13 +88,3 @@ def test_wrong_shapes_and_infinities_deviate_infinitely() -> None:
     exact = torch.ones(4, dtype=torch.float64)
     assert deviation(torch.ones(2, 2), exact) == deviation(exact.float() / 0, exact) == (math.inf, math.inf)
     assert deviation(torch.ones(0), torch.ones(0, dtype=torch.float64)) == (0, 0)
-
-
-def test_faults_name_the_result() -> None:
-    good, rough, spike = Deviation(1e-3, 0.5), Deviation(1.2e-3, 0.5), Deviation(1e-3, 1.2)
-    assert fault([good, good], [good, good], 1.1) is None
-    assert "result 2 is 0.0012 relative to its norm" in str(fault([good, rough], [good, good], 1.1))
-    assert "its error is 1.2 ulps" in str(fault([spike], [good], 1.1))
-    assert "1 result, expected 2" in str(fault([good], [good, good], 1.1))
-    assert fault([Deviation(math.nan, 0.0)], [good], 1.1)
-    assert fault([rough], [good], 4.0) is None
