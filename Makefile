@@ -27,8 +27,8 @@ export PYTHONNODEBUGRANGES = 1
 
 .PHONY: quickstart update check unit test all-tests bytecode newest-client packages arm64-python gpu-test landlock-test device-code nightly lint docs clean
 
-# The distributions, each after its dependencies.
-PACKAGES = packages/kernel-format packages/kernel-sandbox . packages/kernel-hub packages/kernel-judge
+# The directories of the distributions.
+PACKAGES = . $(patsubst %/pyproject.toml,%,$(wildcard packages/*/pyproject.toml))
 
 # uv needs a third of pip's time; Torch is installed by pip, whose settings name its index.
 .venv/ready: $(PACKAGES:%=%/pyproject.toml)

@@ -58,12 +58,14 @@ let
     '';
   };
   compileall = "python3 -m compileall -q --invalidation-mode unchecked-hash"; # all files in the store have one time
-  format = "packages/kernel-format/kernel_format";
-  sandbox = "packages/kernel-sandbox/kernel_sandbox";
   # The builder's import path. `init` reads the kit through a link in kernel_builder/templates.
   builder =
-    let root = withBytecode "kernel-builder" [ "kernel_builder" format sandbox "kernels/kit" ];
-    in "${root}:${root}/packages/kernel-format:${root}/packages/kernel-sandbox:${dependencies}";
+    let
+      own = [ "aot" "format" "sandbox" ];
+      root = withBytecode "kernel-builder" ([ "kernel_builder" "kernels/kit" ]
+        ++ map (name: "packages/kernel-${name}/kernel_${name}") own);
+      paths = map (name: "${root}/packages/kernel-${name}") own;
+    in concatStringsSep ":" ([ root ] ++ paths ++ [ dependencies ]);
   libraries = "${stdenv.cc.cc.lib}/lib:${stdenv.cc.libc}/lib"; # nixpkgs' wrapper of g++ does not print these directories
   step = name: program: spec: attributes: run name ({
     spec = toJSON spec;

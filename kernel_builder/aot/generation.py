@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -19,11 +18,10 @@ from typing import Any
 
 import tomlkit
 
+import kernel_aot
+from kernel_aot import Language, arch_number, read_ops, select_language, sources, variants
 from kernel_builder import toml_file
-from kernel_builder.aot import cpp_code, cute_code, python_code
-from kernel_builder.aot.compiling import TRITON, arch_number, compile_all, compiled
-from kernel_builder.aot.cute_declaration import CuteOp, CuteReader
-from kernel_builder.aot.declaration import Op, read_ops, variants
+from kernel_builder.aot.compiling import compile_all, compiler_component
 from kernel_builder.backends import CompiledBackend
 from kernel_builder.config import aot_toml, build_toml, editions, offered
 from kernel_builder.config.project import Backend, Project
@@ -36,9 +34,8 @@ from kernel_builder.steps.confinement import SandboxMode
 from kernel_builder.toolchain import Toolchains
 from kernel_builder.toolchain.store import Store
 
-_TEMPLATES = Path(__file__).parents[1] / "templates/aot"
-_HEADERS = ("driver.h", "images.h", "launch.h")
-_IMPORTS_CUTE = re.compile(r"^(import|from) (cutlass|cuda)\b", re.MULTILINE)
+# The code that determines the generated project.
+_CODE = (Path(__file__).parent, Path(kernel_aot.__file__).parent)
 
 
 def generate(
@@ -47,27 +44,24 @@ def generate(
     """Return the project that the binary packages of a project for CUDA or ROCm are built of.
 
     Args:
-        mode: Whether Triton runs in a sandbox; see `confinement`.
+        mode: Whether the compiler runs in a sandbox; see `confinement`.
         jobs: The number of processes that compile; None for all processors.
 
     Raises:
         ConfigError: If aot.toml does not fit the kernels, or a kernel does not compile.
-        FetchError, StoreError, ToolchainError: If Triton cannot be fetched, stored or run.
+        FetchError, StoreError, ToolchainError: If the compiler cannot be fetched, stored or run.
     """
-    language = cute_code.CUTE_DSL if _is_cute(project) else TRITON
-    ops = read_ops(project, CuteReader if _is_cute(project) else None)
+    tables = aot_toml.read(project.root)
+    language = select_language(tables)
+    ops = read_ops(project.root, tables)
     archs = _archs(project, backend)
-    component = language.component(aot_toml.read(project.root))
-    name = _digest(project, archs, toolchains, component)[:32]
+    name = _digest(project, archs, toolchains, compiler_component(tables))[:32]
 
     def fill(directory: Path) -> None:
         listed = [variant for op in ops for variant in variants(op)]
-        kernels: Sequence[Any]
-        if language is TRITON:
-            kernels = compile_all(project, listed, archs, toolchains, mode, jobs)
-        else:
-            kernels = compiled(project, language, listed, archs, toolchains, mode, jobs)
-        _write(project, ops, kernels, backend, archs, directory)
+        kernels = compile_all(project, language, listed, archs, toolchains, mode, jobs)
+        files = sources(project.root, tables, project.name, ops, kernels)
+        _write(project, language, files, backend, archs, directory)
 
     store = Store(toolchains.cache / "generated", Silent())
     root = store.obtain(
@@ -77,10 +71,6 @@ def generate(
     store.clear(before=time.time() - KEEP_SECONDS)
     made = read_project(root)
     return replace(made, hub_repo_id=project.hub_repo_id, renamed=project.renamed)
-
-
-def _is_cute(project: Project) -> bool:
-    return aot_toml.read(project.root).get("language") == "cute-dsl"
 
 
 def _archs(project: Project, backend: Backend) -> list[str]:
@@ -103,49 +93,32 @@ def write(generated: Project, directory: Path) -> None:
 def _digest(project: Project, archs: Sequence[str], toolchains: Toolchains, component: str) -> str:
     inputs: list[Any] = [project.name, project.version, archs]
     inputs.append(sorted((platform, tree.identity) for platform, tree in toolchains.lock.get(component, {}).items()))
-    here = Path(__file__).parent
-    own = [*here.glob("*.py"), *_TEMPLATES.iterdir()]
+    own = [path for directory in _CODE for path in sorted(directory.rglob("*")) if path.suffix in (".py", ".h")]
     author = [project.root / build_toml.FILE, project.root / aot_toml.FILE, *(path for _, path in project.python_files)]
-    for path in (*sorted(own), *author):
+    for path in (*own, *author):
         inputs.append([path.name, hashlib.sha256(path.read_bytes()).hexdigest()])
     return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
 def _write(
     project: Project,
-    ops: Sequence[Op],
-    kernels: Sequence[Any],
+    language: Language[Any],
+    files: Mapping[str, str],
     backend: Backend,
     archs: Sequence[str],
     directory: Path,
 ) -> None:
-    source = Path(aot_toml.read(project.root)["source"])
     package = directory / "torch-ext" / project.python_name
     for name, path in project.python_files:
-        if _is_cute(project) and _IMPORTS_CUTE.search(path.read_text(encoding="utf-8")):
-            continue  # of kernels, which are compiled
+        if language.left_out and language.left_out.search(path.read_text(encoding="utf-8")):
+            continue
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, package / name)
-    text = (project.root / source).read_text(encoding="utf-8")
-    (directory / source).write_text(python_code.module(ops, text, source.as_posix(), len(source.parts) - 2))
-    code = directory / "aot"
-    code.mkdir()
-    headers = (*_HEADERS, "cute.h") if _is_cute(project) else _HEADERS
-    for name in headers:
-        shutil.copyfile(_TEMPLATES / name, code / name)
-    sources = {"binding.cpp": cpp_code.binding(project.name, ops)}
-    remaining = iter(kernels)
-    for op in ops:
-        own = [next(remaining) for _ in variants(op)]
-        if isinstance(op, CuteOp):
-            sources |= cute_code.sources(op, own, source.as_posix())
-            continue
-        sources[f"{op.name}.cpp"] = cpp_code.launcher(op, source.as_posix())
-        sources[f"{op.name}_cubins.cpp"] = cpp_code.images(op, own)
-    for name, content in sources.items():
-        (code / name).write_text(content, encoding="utf-8")
-    files = [f"aot/{name}" for name in (*headers, *sources)]
-    (directory / build_toml.FILE).write_text(_build_toml(project, files, backend.name, archs), encoding="utf-8")
+    for name, text in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text, encoding="utf-8")
+    code = [name for name in files if name.startswith("aot/")]
+    (directory / build_toml.FILE).write_text(_build_toml(project, code, backend.name, archs), encoding="utf-8")
 
 
 def _build_toml(project: Project, files: Sequence[str], backend: str, archs: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import tomlkit
 from tomlkit.items import Array
 
-from kernel_builder.aot.declaration import is_plain
+from kernel_aot import is_plain
 from kernel_format.errors import ConfigError
 from kernel_format.files import write_atomically
 

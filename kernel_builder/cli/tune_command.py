@@ -13,7 +13,8 @@ from typing import Any
 
 import click
 
-from kernel_builder.aot import launch_function, tuning
+from kernel_aot import launch_function
+from kernel_builder.aot import tuning
 from kernel_builder.cli.shared_options import directory_argument, json_option
 from kernel_builder.config import aot_toml
 from kernel_builder.config.project_files import read_project

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import kernel_aot
 import kernel_format
 import kernel_sandbox
 from kernel_builder.checkouts import CommittedEntry, committed_files, git_output
@@ -71,7 +72,7 @@ def builder_origin(state: Mapping[str, Any]) -> dict[str, Any]:
 def provenance(project: Project, sources: Iterable[str]) -> dict[str, Any]:
     """Return the provenance of a package: the builder and the project's sources."""
     here = Path(__file__).resolve().parents[1]
-    packages = [here, *(Path(str(module.__file__)).parent for module in (kernel_format, kernel_sandbox))]
+    packages = [here, *(Path(str(module.__file__)).parent for module in (kernel_aot, kernel_format, kernel_sandbox))]
     files = chain.from_iterable(map(_builder_files, packages))
     own = git_state(here, files) if (here.parent / ".git").exists() else None
     recorded: dict[str, Any] = {"kernel-builder": builder_origin(asdict(own) if own else {})}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.aot import generation
-from kernel_builder.aot.cute_code import CUTE_DSL
+from kernel_builder.aot.compiling import compiler_component
 from kernel_builder.config import known_backends
 from kernel_builder.config.project_files import read_project
 from kernel_builder.toolchain import Toolchains
@@ -24,7 +24,7 @@ from tests.support.places import CUDA, ROOT
 @pytest.fixture(scope="module", autouse=True)
 def _cute_dsl() -> None:
     tools = Toolchains()
-    trees = tools.lock.get(CUTE_DSL.component({}), {})
+    trees = tools.lock.get(compiler_component({"language": "cute-dsl"}), {})
     if not trees or tools.store.find(trees["any"].name) is None:
         pytest.skip("CuTe DSL is not in the toolchain store: kernel-builder build of a project in it fetches it")
 

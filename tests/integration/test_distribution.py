@@ -16,16 +16,18 @@ import pytest
 import tomli
 from packaging.requirements import Requirement
 
-from tests.support.places import ROOT
+from tests.support.places import LIBRARIES, ROOT
 
 TRACKED = ("LICENSE", "README.md", "kernel_builder", "kernels/kit", "packages", "pyproject.toml")
 # Directory of a distribution -> its import package.
 DISTRIBUTIONS = {
     "packages/kernel-format": "kernel_format",
     "packages/kernel-sandbox": "kernel_sandbox",
+    "packages/kernel-aot": "kernel_aot",
     ".": "kernel_builder",
     "packages/kernel-hub": "kernel_hub",
     "packages/kernel-judge": "kernel_judge",
+    "packages/kernel-tasks": "kernel_tasks",
 }
 
 
@@ -87,7 +89,7 @@ def test_all_distributions_have_one_version_and_require_it_of_each_other() -> No
 def test_packages_name_the_commit_of_a_builder_in_a_checkout(tree: Path, tmp_path: Path) -> None:
     project = Path(shutil.copytree(ROOT / "tests/projects/python-only", tmp_path / "project"))
     command = (sys.executable, "-m", "kernel_builder", "build", project, "--no-load", "--out", tmp_path / "out")
-    places = (tree, tree / "packages/kernel-format", tree / "packages/kernel-sandbox")
+    places = (tree, *(tree / library for library in LIBRARIES))
     environment = {"PYTHONPATH": os.pathsep.join(map(str, places)), "KERNEL_BUILDER_CACHE": str(tmp_path / "cache")}
 
     def recorded() -> object:

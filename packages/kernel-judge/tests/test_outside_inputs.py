@@ -20,10 +20,10 @@ from kernel_judge.judge.judgement import JudgeRequest, judge, prepare_references
 from kernel_judge.judge.outside_inputs import expected_results, outside_inputs
 from kernel_judge.judge.reference import Reference
 from kernel_judge.judge.result_checks import RejectedError, ResultChecks
-from kernel_judge.judge.task import read_task
 from kernel_judge.judge.verdict import RIGHT
 from kernel_judge.judge.worker_process import WorkerProcess
 from kernel_sandbox import sandbox
+from kernel_tasks import read_task
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 MODEL = """import torch

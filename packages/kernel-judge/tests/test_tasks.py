@@ -1,21 +1,19 @@
-"""Reading tasks, changing their sizes, and verdicts as JSON."""
+"""Changing the sizes of tasks, comparing results, and verdicts as JSON."""
 
 from __future__ import annotations
 
 import random
-import re
 from pathlib import Path
 
 import pytest
 import torch
-from judge_samples import HERE
 
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.comparison import ErrorRule, difference
 from kernel_judge.judge.reference import Reference
 from kernel_judge.judge.scaling import fitted, unseen
-from kernel_judge.judge.task import read_task
 from kernel_judge.judge.verdict import Speedup, Verdict
+from kernel_tasks import read_task
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "tasks").glob("*.py"))
 
@@ -54,14 +52,6 @@ def problem(tmp_path: Path) -> Path:
     return file
 
 
-def test_sizes_are_the_integers_that_the_file_assigns(problem: Path) -> None:
-    task = read_task(problem)
-    assert task.sizes() == {"batch": 4096, "width": 16384, "kernel": 3}
-    assert task.name == "7_Linear"
-    other = task.problem({"batch": 5, "width": 7})
-    assert other.get_inputs()[0].shape == (5, 7) and other.shape == (64, 7)
-
-
 def test_sizes_are_halved_until_a_call_fits(problem: Path) -> None:
     task = read_task(problem)
     sizes = fitted(task, "cpu")
@@ -86,41 +76,6 @@ def test_the_example_tasks_can_be_judged_at_other_sizes_in_float64(file: Path) -
             reference = Reference(task, sizes, dtype, "cpu", 1)
             assert reference.has_exact and not reference.mutates
             assert len(reference.results) > len(reference.arguments(1).tensors), "results and gradients"
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ("tolerance = 2.0", "tolerance: expected a number above 0 and at most 0.1, got 2.0"),
-        ("dtypes = ['float8']", "expected an array with names from float32, float16, bfloat16, got ['float8']"),
-        ("[sizes]\nwidht = 3", "'widht' is not a size of 7_Linear.py; expected one of batch, width, kernel"),
-        ("backward = 1", "backward: expected true or false, got 1"),
-        ("color = 'red'", "color: unknown key; expected one of dtypes"),
-        ("tolerance = ", "is not TOML: Invalid value"),
-    ],
-)
-def test_settings_that_are_not_valid_name_the_key(problem: Path, settings: str, message: str) -> None:
-    problem.with_suffix(".toml").write_text(settings)
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        read_task(problem)
-
-
-def test_a_task_that_cannot_be_read_says_what_is_expected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="does not exist"):
-        read_task(tmp_path / "nothing.py")
-    with pytest.raises(ConfigError, match="has 0 files that define get_inputs"):
-        read_task(tmp_path)
-    (tmp_path / "task.py").write_text("def get_inputs(): pass")
-    with pytest.raises(ConfigError, match="defines no Model"):
-        read_task(tmp_path).problem({})
-
-
-def test_the_digest_covers_the_problem_and_its_settings(problem: Path) -> None:
-    before = read_task(problem).digest
-    problem.with_suffix(".toml").write_text("tolerance = 0.001")
-    assert read_task(problem).digest != before
-    assert read_task(problem).settings.tolerance == 0.001
-    assert read_task(HERE / "tasks" / "trained").settings.backward
 
 
 def test_a_verdict_survives_json() -> None:

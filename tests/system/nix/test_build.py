@@ -14,7 +14,7 @@ import pytest
 
 from kernel_format.tree_digest import hash_tree
 from tests.support.newest import NEWEST, full_abi
-from tests.support.places import CPU, CUDA, PROJECTS, ROOT
+from tests.support.places import CPU, CUDA, LIBRARIES, PROJECTS, ROOT
 from tests.support.running_hub import running_hub
 from tests.system.nix.conftest import Nix
 
@@ -64,10 +64,9 @@ def scale(kernel_flake: KernelFlake, tmp_path: Path) -> Path:
 
 def built_by_the_command_line(flake: Path, project: Path, out: Path, *arguments: str) -> dict[str, str]:
     """Build with the flake's copy of the builder and the user's cache; return variant -> digest of its package."""
-    packages = (flake / "packages/kernel-format", flake / "packages/kernel-sandbox")
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, packages)),
+        "PYTHONPATH": os.pathsep.join(str(flake / library) for library in LIBRARIES),
         "PYTHONPYCACHEPREFIX": str(flake.with_name("bytecode")),
     }
     environment.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from kernel_builder.config import build_toml, offered
 from kernel_builder.config.variant import PLATFORMS
 from tests.support.newest import BEFORE, CUDA_13, NEWEST, cuda_backends, full_abi
-from tests.support.places import CPU, CUDA, PROJECTS, ROOT
+from tests.support.places import CPU, CUDA, LIBRARIES, PROJECTS, ROOT
 from tests.system.nix.conftest import Nix
 
 KernelFlake = Callable[..., Path]
@@ -152,7 +152,7 @@ def test_variants_get_the_header_libraries_that_they_need(nix: Nix, tmp_path: Pa
 
 def test_pinned_wheels_satisfy_the_builders_dependencies(nix: Nix) -> None:
     needed = json.loads((ROOT / "nix/python.json").read_text())["needed"]["builder"]
-    projects = [ROOT / name / "pyproject.toml" for name in (".", "packages/kernel-format", "packages/kernel-sandbox")]
+    projects = [ROOT / name / "pyproject.toml" for name in (".", *LIBRARIES)]
     listed = [text for file in projects for text in tomli.loads(file.read_text())["project"]["dependencies"]]
     declared = [text for text in listed if not text.startswith("torch-kernel-")]  # those are in the flake
     for python, systems in needed.items():

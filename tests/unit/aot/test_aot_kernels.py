@@ -2,8 +2,8 @@
 
 import pytest
 
-from kernel_builder.aot.declaration import read_ops, variants
-from kernel_builder.config.project_files import read_project
+from kernel_aot import read_ops, variants
+from kernel_builder.config import aot_toml
 from tests.support.places import ROOT
 
 
@@ -34,6 +34,7 @@ from tests.support.places import ROOT
     ],
 )
 def test_ops_are_completed(project, op, schema, kernels):
-    ops = {found.name: found for found in read_ops(read_project(ROOT / "tests" / "aot_kernels" / project))}
+    root = ROOT / "tests" / "aot_kernels" / project
+    ops = {found.name: found for found in read_ops(root, aot_toml.read(root))}
     assert ops[op].schema == schema
     assert len(list(variants(ops[op]))) == kernels

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from kernel_builder.aot import cute_host
-from kernel_builder.aot.cute_declaration import CuteOp, CuteReader, job
-from kernel_builder.aot.declaration import read_ops, variants
-from kernel_builder.config.project_files import read_project
+from kernel_aot import cute_host, read_ops, variants
+from kernel_aot.cute_declaration import CuteOp, job
+from kernel_builder.config import aot_toml
 from kernel_format.errors import ConfigError
 from tests.support.places import ROOT
 
@@ -19,7 +18,7 @@ EXAMPLE = ROOT / "tests/cute_kernels/row_norm"
 
 
 def test_sizes_of_tensors_become_conditions_and_compiled_values() -> None:
-    _, op = read_ops(read_project(EXAMPLE), CuteReader)
+    _, op = read_ops(EXAMPLE, aot_toml.read(EXAMPLE))
     assert isinstance(op, CuteOp)
     assert op.dynamic_sizes("x") == [0]  # of rows and N, which the rows of `config` set
     assert "weight.size(0) == x.size(1)" in [condition.python for condition in op.requires]
@@ -54,7 +53,7 @@ def test_a_table_that_does_not_fit_is_an_error(tmp_path: Path, old: str, new: st
     assert old in text
     (project / "aot.toml").write_text(text.replace(old, new))
     with pytest.raises(ConfigError) as caught:
-        read_ops(read_project(project), CuteReader)
+        read_ops(project, aot_toml.read(project))
     assert message in f"{caught.value} {caught.value.hint}"
     assert where in str(caught.value.where)
 

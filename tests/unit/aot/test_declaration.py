@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.aot import cpp_code, declaration, expressions, python_code
-from kernel_builder.aot.compiling import Cubin
+from kernel_aot import Op, cpp_code, expressions, images, python_code, read_ops, variants
+from kernel_aot.images import Cubin
+from kernel_builder.config import aot_toml
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_format.errors import ConfigError
@@ -57,10 +58,14 @@ def project(directory: Path, aot: str = AOT, kernels: str = KERNELS) -> Project:
     return read_project(directory)
 
 
+def ops_of(made: Project) -> tuple[Op, ...]:
+    return read_ops(made.root, aot_toml.read(made.root))
+
+
 def test_both_kinds_of_variants_are_offered_and_the_code_follows_the_table(tmp_path: Path) -> None:
-    (op,) = declaration.read_ops(project(tmp_path))
+    (op,) = ops_of(project(tmp_path))
     assert (op.schema, op.results) == ("(Tensor x, float factor=2.0, bool flag=False) -> Tensor", 1)
-    compiled = list(declaration.variants(op))
+    compiled = list(variants(op))
     assert len(compiled) == 12  # dtypes, configurations; all divisible, pointers, none
     assert compiled[0].signature == {"x_ptr": "*fp16", "out_ptr": "*fp16", "n": "i32", "factor": "fp32"}
     assert compiled[0].constants == {"BLOCK": 1024, "FLAG": False}
@@ -76,9 +81,9 @@ def test_both_kinds_of_variants_are_offered_and_the_code_follows_the_table(tmp_p
             Cubin(100, False, b"new", "scale_kernel", 64, 0, 0),
         ]
     ]
-    images = cpp_code.images(op, rows)
-    assert images.count("#if CUDART_VERSION >= 13000") == 2
-    assert "{90, false, image_0, 0, 0}" in images
+    code = images.images(op, rows)
+    assert code.count("#if CUDART_VERSION >= 13000") == 2
+    assert "{90, false, image_0, 0, 0}" in code
     module = python_code.module([op], KERNELS, "kernels.py", 1)
     ast.parse(module)
     assert "import triton" not in module
@@ -117,7 +122,7 @@ def test_both_kinds_of_variants_are_offered_and_the_code_follows_the_table(tmp_p
 def test_a_table_that_does_not_fit_is_an_error(tmp_path: Path, old: str, new: str, where: str, message: str) -> None:
     assert old in AOT
     with pytest.raises(ConfigError) as caught:
-        declaration.read_ops(project(tmp_path, AOT.replace(old, new)))
+        ops_of(project(tmp_path, AOT.replace(old, new)))
     assert message in f"{caught.value} {caught.value.hint}"
     assert where in str(caught.value.where)
     assert caught.value.hint
@@ -125,7 +130,7 @@ def test_a_table_that_does_not_fit_is_an_error(tmp_path: Path, old: str, new: st
 
 def test_a_function_of_the_module_that_is_no_op_is_an_error(tmp_path: Path) -> None:
     text = KERNELS + "\ndef helper(x):\n    return x\n"
-    (op,) = declaration.read_ops(project(tmp_path, kernels=text))
+    (op,) = ops_of(project(tmp_path, kernels=text))
     with pytest.raises(ConfigError, match="helper is neither a kernel nor an op"):
         python_code.module([op], text, "kernels.py", 1)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.aot import launch_function
+from kernel_aot import launch_function
 from kernel_format.errors import ConfigError
 
 KERNEL = """

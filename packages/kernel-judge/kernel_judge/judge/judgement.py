@@ -29,10 +29,10 @@ from kernel_judge.judge.result_checks import RejectedError, ResultChecks
 from kernel_judge.judge.scaling import affordable, cut_lengths, fitted, unseen
 from kernel_judge.judge.speed import measure_speed
 from kernel_judge.judge.speed_report import SpeedReport
-from kernel_judge.judge.task import Task, read_task
 from kernel_judge.judge.verdict import NOT_JUDGED, RIGHT, WRONG, Notify, Verdict
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 from kernel_sandbox import sandbox
+from kernel_tasks import Task, read_task
 
 PEERS = ("eager", *COMPILED)
 _ARENA_BYTES = 3 << 30  # of a GPU, or this share of its memory if that is less
@@ -120,7 +120,8 @@ def judge(request: JudgeRequest, notify: Notify = lambda message: None) -> Verdi
         seconds=round(time.monotonic() - started, 3),
         speed=speed.speed,
         missing_peers=speed.missing,
-        share_of_copy_speed=speed.share_of_copy_speed,
+        share_of_limit=speed.share_of_limit,
+        sol_score=speed.sol_score,
         suspicious=(*judgement.suspicious, *speed.suspicious),
         cases=speed.cases,
     )
@@ -192,6 +193,8 @@ class _Judgement:
             self._notify("timing")
             wait = slowness * _CPU_SECONDS - (time.monotonic() - self._started) if device == "cpu" else 600.0
             worker.stop()
+            for reference in timed:
+                reference.count_operations()  # peers compile meanwhile
             peers.finish(wait)
             end = self._started + slowness * _TIMED_SECONDS
             return measure_speed(worker, peers, timed, checks, request.rounds, request.call_seconds, end, self._choice)

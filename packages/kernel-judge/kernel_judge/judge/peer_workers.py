@@ -10,9 +10,9 @@ from types import TracebackType
 from kernel_format.errors import MeasureError
 from kernel_judge.judge.reference import Reference
 from kernel_judge.judge.result_checks import place, synchronize
-from kernel_judge.judge.task import Task
 from kernel_judge.judge.verdict import Notify
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
+from kernel_tasks import Task
 
 EAGER, COMPILE = "eager", "compile"
 COMPILED = (COMPILE, "max-autotune")

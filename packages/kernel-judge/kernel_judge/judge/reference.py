@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from kernel_builder.api import size
 from kernel_format.errors import ConfigError
@@ -21,9 +23,10 @@ from kernel_judge.judge.evaluation import (
     with_tensors,
     without_tensors,
 )
-from kernel_judge.judge.task import Sizes, Task
+from kernel_tasks import Sizes, Task
 
 Tensors = list[torch.Tensor]
+_COUNTED = {str(operation).replace(".", "::") for operation in flop_registry}
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,11 @@ class Reference:
         has_exact: Whether the model can be computed in float64.
         mutates: Whether the reference itself changes its inputs.
         seconds: The time of one eager call here, roughly.
+        operations: Operations of a call in matrix products, convolutions and attention, as
+            `torch.utils.flop_counter` counts them; 0 before `count_operations`, and if they cannot be counted.
     """
+
+    operations = 0
 
     def __init__(
         self,
@@ -179,11 +186,33 @@ class Reference:
         """Return the arguments of the worker's command "model" after the number; `mode` is a peer's."""
         return self.init, self.state, self.dtype, self.seed, mode, self.parameters, self.randomized is not None
 
-    def moved(self, given: Arguments) -> int:
-        """Return the bytes that a call must read and write: inputs, parameters and results."""
-        tensors = [*given.tensors, *(given.grads or ()), *self.state.values()]
-        written = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.results)
-        return size(tensors) + written
+    def moved(self, given: Arguments) -> tuple[int, int]:
+        """Return the bytes that a call must read, of inputs and parameters, and write, of results.
+
+        Tensors that share memory, such as tied parameters, count once.
+        """
+        read = size([*given.tensors, *(given.grads or ()), *self._model.state_dict().values()])
+        return read, sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.results)
+
+    def dtypes(self, given: Arguments) -> set[torch.dtype]:
+        """Return the dtypes of inputs and parameters."""
+        return {tensor.dtype for tensor in (*given.tensors, *self.state.values())}
+
+    def count_operations(self) -> None:
+        """Set `operations`."""
+        given = self.arguments(self.seed)
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # each profile prints two lines otherwise
+        try:
+            # The first use of the counter imports Dynamo, which takes 3 s of CPU time; few tasks have such operations.
+            with torch.autograd.profiler.profile(use_kineto=False) as profile:
+                self.eager(given)
+            if not _COUNTED & {event.name for event in profile.function_events or ()}:
+                return
+            with FlopCounterMode(display=False) as counter:
+                self.eager(given)
+            self.operations = int(counter.get_total_flops())
+        except Exception:  # code that cannot be dispatched, such as a compiled function
+            self.operations = 0
 
 
 def _same(tensor: torch.Tensor, other: torch.Tensor) -> bool:

@@ -14,8 +14,8 @@ from kernel_format.errors import ConfigError
 from kernel_judge.judge.comparison import Difference, ErrorRule, difference
 from kernel_judge.judge.outside_inputs import expected_results, outside_difference, outside_inputs
 from kernel_judge.judge.reference import Arguments, Reference, Tensors
-from kernel_judge.judge.task import Task
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
+from kernel_tasks import Task
 
 _LATE_SECONDS = 0.3  # for a thread that writes a result late, to name the failure
 _REPEATED = 10  # every tenth input is given twice

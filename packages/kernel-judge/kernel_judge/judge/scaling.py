@@ -15,7 +15,7 @@ import torch
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.evaluation import with_tensors, without_tensors
 from kernel_judge.judge.reference import Reference
-from kernel_judge.judge.task import Sizes, Task
+from kernel_tasks import Sizes, Task
 
 # Integers below that the constructor depends on are rarely sizes, but widths of convolutions or numbers of groups.
 _SMALLEST = 16

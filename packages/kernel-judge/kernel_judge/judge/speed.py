@@ -160,7 +160,7 @@ class _TimedRuns:
     def _room(self) -> int:
         """Return for how many calls there is memory."""
         if self._device == "cpu":
-            return _CPU_RUN_BYTES // max(self._reference.moved(self._given), 1)
+            return _CPU_RUN_BYTES // max(sum(self._reference.moved(self._given)), 1)
         worker = self._worker
         place(worker, self._reference, [self._given])
         return worker.inputs.size // max(worker.inputs.end, worker.outputs.end, 1)

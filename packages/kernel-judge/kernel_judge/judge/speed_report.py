@@ -7,16 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kernel_builder.api import Clock, Estimate, copies, estimate, sets_needed
+from kernel_builder.api import Clock, Estimate, estimate
 from kernel_judge.judge.peer_workers import EAGER
 from kernel_judge.judge.reference import Arguments, Reference
 from kernel_judge.judge.result_checks import describe
+from kernel_judge.judge.speed_limit import Limit, measure_limit
 from kernel_judge.judge.verdict import Speedup
 
 CANDIDATE = "candidate"  # beside the names of its peers
 _UNCERTAIN = 2.0  # the ends of an interval
 _SPREAD = 3.0  # of the speedups at different shapes
-_BEYOND_COPIES = 2.0  # times copy speed; kernels that are bound by memory have 1, and caches help some
+_BEYOND_LIMIT = 1.05
+_MORE_MEASUREMENTS = 4  # of a limit that a candidate seems to exceed
 
 
 @dataclass
@@ -25,7 +27,8 @@ class SpeedReport:
 
     speed: dict[str, Speedup] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-    share_of_copy_speed: float | None = None
+    share_of_limit: float | None = None
+    sol_score: float | None = None
     suspicious: list[str] = field(default_factory=list)
     cases: list[Mapping[str, Any]] = field(default_factory=list)
 
@@ -41,29 +44,35 @@ class TimedShape:
 
 
 def report_speed(shapes: Sequence[TimedShape], timer: Clock) -> SpeedReport:
-    """Return the speed over all timed shapes, beside each peer and a copy, and suspicious facts."""
+    """Return the speed over all timed shapes, beside each peer and the limit, and suspicious facts."""
     report = SpeedReport()
     ratios: dict[str, list[Estimate]] = {}
-    shares = []
+    shares, scores, beyond = [], [], []
     for shape in shapes:
         ours = shape.seconds[CANDIDATE]
         for name, taken in shape.seconds.items():
             if name != CANDIDATE:
                 ratio = estimate([peer / own for peer, own in zip(taken, ours, strict=True)])
                 ratios.setdefault(name, []).append(ratio)
-        milliseconds = {name: _short(statistics.median(taken) * 1e3) for name, taken in shape.seconds.items()}
-        moved = shape.reference.moved(shape.given)
-        shares.append(_copy_seconds(moved, shape.reference.device, timer) / statistics.median(ours))
+        seconds = {name: statistics.median(taken) for name, taken in shape.seconds.items()}
+        limit = _limit(shape, seconds[CANDIDATE], timer)
+        shares.append(limit.seconds / seconds[CANDIDATE])
+        scores.append(limit.sol_score(seconds[CANDIDATE], seconds[EAGER]))
         case = describe(shape.reference, shape.given)
-        report.cases.append({**case, "bytes": moved, "calls": shape.calls, "milliseconds": milliseconds})
+        if shares[-1] > _BEYOND_LIMIT >= limit.seconds / seconds[EAGER]:
+            beyond.append(f"{shares[-1]:.3g} times as fast at {case['shapes']}")
+        milliseconds = {name: _short(each * 1e3) for name, each in seconds.items()}
+        report.cases.append({**case, "calls": shape.calls, "milliseconds": milliseconds, **_limit_facts(limit)})
     for name, each in ratios.items():
         columns = zip(*each, strict=True)
         report.speed[name] = Speedup(*(_short(statistics.geometric_mean(column)) for column in columns))
-    report.share_of_copy_speed = _short(statistics.geometric_mean(shares))
-    if report.share_of_copy_speed > _BEYOND_COPIES:
+    report.share_of_limit = _short(statistics.geometric_mean(shares))
+    report.sol_score = _short(statistics.fmean(scores))
+    if beyond:
         report.suspicious.append(
-            f"It is {report.share_of_copy_speed:.3g} times as fast as a copy of its inputs, parameters and results: it "
-            "does not need all of them, or its time is not that of its work."
+            f"It is faster than this device's limit for the task's bytes and operations, as eager is not: "
+            f"{', '.join(beyond)}. It leaves out work, computes in a lower precision or by another algorithm, or its "
+            "time is not that of its work."
         )
     low, high = report.speed[EAGER][1:]
     if high > _UNCERTAIN * low:
@@ -80,10 +89,24 @@ def report_speed(shapes: Sequence[TimedShape], timer: Clock) -> SpeedReport:
     return report
 
 
-def _copy_seconds(moved: int, device: str, timer: Clock) -> float:
-    with timer.context():
-        run, _ = copies(max(moved, 4096), min(sets_needed(timer.cache, moved), 64), device, timer)
-        return min(run() for _ in range(3))
+def _limit(shape: TimedShape, seconds: float, timer: Clock) -> Limit:
+    """Return the limit of a shape, measured again while the candidate's time seems to be below it."""
+    limit = measure_limit(shape.reference, shape.given, timer)
+    for _ in range(_MORE_MEASUREMENTS):
+        if limit.seconds <= seconds * _BEYOND_LIMIT:
+            break
+        limit = limit.raised(measure_limit(shape.reference, shape.given, timer))
+    return limit
+
+
+def _limit_facts(limit: Limit) -> dict[str, Any]:
+    speeds = {"gigabytes-per-second": limit.memory_speed * 1e-9, "gigaflops": (limit.matrix_speed or 0.0) * 1e-9}
+    milliseconds = {"milliseconds": _short(limit.seconds * 1e3)}
+    return {
+        "bytes": limit.bytes,
+        "operations": limit.operations,
+        "limit": milliseconds | {name: _short(speed) for name, speed in speeds.items() if speed},
+    }
 
 
 def _short(value: float) -> float:

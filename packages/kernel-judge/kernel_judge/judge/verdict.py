@@ -51,7 +51,8 @@ class Verdict:
     seconds: float  # of the whole verdict, with the build
     speed: Mapping[str, Speedup] = field(default_factory=dict)
     missing_peers: Mapping[str, str] = field(default_factory=dict)
-    share_of_copy_speed: float | None = None
+    share_of_limit: float | None = None
+    sol_score: float | None = None
     suspicious: Sequence[str] = ()
     cases: Sequence[Mapping[str, Any]] = ()
 
@@ -70,8 +71,8 @@ class Verdict:
         for peer, speed in self.speed.items():
             lines.append(f"{speed.ratio:.2f} times the speed of {peer} ({speed.low:.2f} to {speed.high:.2f})")
         lines += [f"not compared with {peer}: {reason}" for peer, reason in self.missing_peers.items()]
-        if self.share_of_copy_speed is not None:
-            lines.append(f"{self.share_of_copy_speed:.0%} of copy speed, the upper bound for a memory-bound kernel")
+        if self.share_of_limit is not None:
+            lines.append(f"{self.share_of_limit:.0%} of the device's limit (SOL score {self.sol_score:.2f})")
         return lines + [f"suspicious: {fact}" for fact in self.suspicious]
 
     def as_dict(self) -> dict[str, Any]:

@@ -98,8 +98,8 @@ def card_text(name: str, contender: Contender, verdict: Verdict) -> str:
         *rows,
         "",
     ]
-    if verdict.share_of_copy_speed is not None:
-        lines.append(f"- share of copy speed: {verdict.share_of_copy_speed:.2f}")
+    if verdict.share_of_limit is not None:
+        lines.append(f"- share of the device's limit: {verdict.share_of_limit:.2f}")
     lines += [f"- suspicious: {fact}" for fact in verdict.suspicious]
     lines += [
         f"- task: `{verdict.task}`, SHA-256 `{verdict.task_digest}`",

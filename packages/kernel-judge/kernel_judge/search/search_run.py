@@ -12,7 +12,6 @@ from typing import Any
 
 from kernel_format.errors import ConfigError
 from kernel_format.files import locked
-from kernel_judge.judge.task import Task, read_task
 from kernel_judge.judge.verdict import Notify
 from kernel_judge.search import agent_files, best_kernel
 from kernel_judge.search.best_project import write_best
@@ -21,6 +20,7 @@ from kernel_judge.search.run_log import FINISHED, LOG, REFERENCE_PEER, STARTED, 
 from kernel_judge.search.search_judge import open_judge
 from kernel_judge.search.search_request import SearchRequest, agent_command
 from kernel_judge.search.supervisor import Supervisor
+from kernel_tasks import Task, read_task
 
 _PATIENCE = 2.0  # seconds
 

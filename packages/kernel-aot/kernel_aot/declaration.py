@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.aot import launch_function
-from kernel_builder.aot.expressions import Expression, translate
-from kernel_builder.config import aot_toml
-from kernel_builder.config.project import Project
+from kernel_aot import launch_function
+from kernel_aot.expressions import Expression, is_plain, translate
 from kernel_format.errors import ConfigError
 
 OPTIONS = {"num_warps": 4, "num_stages": 3}
@@ -148,24 +146,23 @@ def variants(op: Op) -> Iterator[Variant]:
                     yield Variant(op, config, signature, constants, divisible, label)
 
 
-def read_ops(project: Project, reader: type[Reader] | None = None) -> tuple[Op, ...]:
-    """Return the ops that a project's aot.toml declares.
+def read_ops(root: Path, tables: Mapping[str, Any], reader: type[Reader]) -> tuple[Op, ...]:
+    """Return the ops that the tables of a project's aot.toml declare.
 
     Args:
-        reader: The class that reads the tables of the project's language; None for Triton's.
+        root: The project's directory.
+        reader: The class that reads the ops' tables of the project's language.
 
     Raises:
         ConfigError: If a table does not fit its kernel, or has an expression that is none.
     """
-    tables = aot_toml.read(project.root)
-    source = project.root / tables["source"]
+    source = root / tables["source"]
     try:
         module = ast.parse(source.read_text(encoding="utf-8"), str(source))
     except (SyntaxError, UnicodeDecodeError) as error:
         raise ConfigError(f"is not Python: {error}", where=str(source)) from error
     functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
-    kind = reader or Reader
-    return tuple(kind(project.root, source, functions, name, table).read() for name, table in tables["op"].items())
+    return tuple(reader(root, source, functions, name, table).read() for name, table in tables["op"].items())
 
 
 class Reader:
@@ -185,7 +182,7 @@ class Reader:
     def __init__(
         self, root: Path, source: Path, functions: Mapping[str, ast.FunctionDef], name: str, table: Mapping[str, Any]
     ) -> None:
-        self.file, self.source, self.functions, self.name = str(root / aot_toml.FILE), source, functions, name
+        self.file, self.source, self.functions, self.name = str(root / "aot.toml"), source, functions, name
         self.table = dict(table)
         self.passed: dict[str, str] = {}
 
@@ -330,12 +327,6 @@ class Reader:
 
     def error(self, key: str, message: str, hint: str) -> ConfigError:
         return ConfigError(message, where=self.where(key), hint=hint)
-
-
-def is_plain(text: str) -> bool:
-    """Return whether an expression is an argument or a size, and no choice of the launch function."""
-    node = ast.parse(text, mode="eval").body
-    return isinstance(node, ast.Name) or (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute))
 
 
 def _kind(value: object) -> str:

@@ -1,18 +1,19 @@
-"""Compiles the functions of CuTe DSL, and writes the C++ that calls their compiled host functions."""
+"""The language CuTe DSL: C++ that calls the compiled host functions."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.aot import cpp_code, cute_declaration
-from kernel_builder.aot.compiling import TRITON, Cubin, Language, python_tag, read_output, shared_memory
-from kernel_builder.aot.cute_declaration import STREAM, CuteOp
-from kernel_builder.aot.cute_host import Host, translate
-from kernel_builder.config import matrix
-from kernel_builder.toolchain.components import CUTE_DSL_PREFIX
+from kernel_aot import cpp_code, cute_declaration, images
+from kernel_aot.cute_declaration import STREAM, CuteOp, CuteReader
+from kernel_aot.cute_host import Host, translate
+from kernel_aot.images import Cubin
+from kernel_aot.language import Language, read_output, shared_memory
+from kernel_aot.triton import TRITON
 from kernel_format.errors import ConfigError
 
 
@@ -31,25 +32,16 @@ class Compiled:
         return shared_memory(self.capability) if self.host.shared is None else self.host.shared
 
 
-def _component(tables: Mapping[str, Any]) -> str:
-    return f"{CUTE_DSL_PREFIX}{matrix.load().cute_dsl['releases'][0]}-{python_tag()}"
-
-
 def _read(capability: int, result: dict[str, Any], file: Path, source: Path) -> Compiled:
     image = read_output(file.with_suffix(".cubin"))
     host = translate(result["host"], result["kernels"], str(source))
     return Compiled(capability, image, tuple(result["kernels"]), host)
 
 
-_PROGRAM = Path(__file__).with_name("compile_cute.py")
-CUTE_DSL = Language("CuTe DSL", (_PROGRAM, *TRITON.programs), _component, cute_declaration.job, _read)
-
-
-def sources(op: CuteOp, compiled: Sequence[Sequence[Compiled]], source: str) -> dict[str, str]:
+def _sources(
+    op: CuteOp, compiled: Sequence[Sequence[Compiled]], source: str, tables: Mapping[str, Any]
+) -> dict[str, str]:
     """Return the C++ files of an op.
-
-    Args:
-        compiled: Its variants, for each capability.
 
     Raises:
         ConfigError: If a compiled function differs between capabilities, or has other arguments than the op.
@@ -89,7 +81,7 @@ def sources(op: CuteOp, compiled: Sequence[Sequence[Compiled]], source: str) -> 
     return {
         f"{op.name}.cpp": cpp_code.launcher(op, source, "const aot::Host {}_hosts[]", _launched(op)),
         f"{op.name}_host.cpp": "\n".join(host) + "\n",
-        f"{op.name}_cubins.cpp": cpp_code.images(op, table),
+        f"{op.name}_cubins.cpp": images.images(op, table),
     }
 
 
@@ -134,3 +126,15 @@ def _launched(op: CuteOp) -> Iterator[str]:
     yield f"const void* arguments[] = {{{', '.join(inputs)}}};"
     yield f"const aot::Host& host = {op.name}_hosts[{cpp_code.configuration(op)}];"
     yield f"host.function(host.kernels, {first}.get_device_index(), arguments);"
+
+
+CUTE_DSL = Language(
+    title="CuTe DSL",
+    programs=(Path(__file__).with_name("compile_cute.py"), *TRITON.programs),
+    headers=(*TRITON.headers, "cute.h"),
+    reader=CuteReader,
+    left_out=re.compile(r"^(import|from) (cutlass|cuda)\b", re.MULTILINE),
+    job=cute_declaration.job,
+    read=_read,
+    sources=_sources,
+)

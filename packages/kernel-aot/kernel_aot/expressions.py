@@ -60,6 +60,12 @@ def translate(text: str | int, scope: Mapping[str, str], where: str) -> Expressi
     return Expression(str(text), cpp[1:-1] if cpp.startswith("(") and _encloses(cpp) else cpp, kind)
 
 
+def is_plain(text: str) -> bool:
+    """Return whether an expression is an argument or a size, and no choice of the launch function."""
+    node = ast.parse(text, mode="eval").body
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute))
+
+
 _HINT = (
     "expressions have arguments of the op, integers, x.size(i), x.stride(i), x.numel(), x.dim(), + - * // %, "
     "comparisons, and, or, not, `a if c else b`, min, max, cdiv and next_power_of_2"

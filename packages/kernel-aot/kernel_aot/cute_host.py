@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kernel_builder.aot.cpp_code import wrapped
+from kernel_aot.cpp_code import wrapped
 from kernel_format.errors import ConfigError
 
 # The operations that compute one value, with signed operands as `s`.

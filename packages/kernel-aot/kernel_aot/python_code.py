@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from kernel_builder.aot.declaration import Op, Output
+from kernel_aot.declaration import Op, Output
 from kernel_format.errors import ConfigError
 
 _HEAD = '''"""{doc}

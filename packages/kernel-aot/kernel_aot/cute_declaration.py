@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kernel_builder.aot.declaration import DTYPES, Op, Reader, Variant
+from kernel_aot.declaration import DTYPES, Op, Reader, Variant
 
 STREAM = "stream"  # the parameter that is the stream
 _TENSOR = re.compile(r"(\*\w+)\[([\w, ]+)\](:16)?")

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-import struct
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 
-from kernel_builder.aot.compiling import Cubin
-from kernel_builder.aot.declaration import DTYPES, Argument, Config, Op, Parameter
-from kernel_builder.aot.expressions import Expression
+from kernel_aot.declaration import DTYPES, Argument, Config, Op, Parameter
+from kernel_aot.expressions import Expression
 
 _TYPES = {"Tensor": "Tensor", "int": "int64_t", "float": "double", "bool": "bool"}
 _VALUES = {
@@ -18,8 +15,6 @@ _VALUES = {
     "u16": "uint16_t", "u32": "uint32_t", "u64": "uint64_t", "fp32": "float", "fp64": "double",
 }  # fmt: skip
 _WIDTH = 120
-# Capabilities that only compilers of CUDA 13 are pinned for. The numbers of AMD's architectures are larger.
-_NEWER = range(100, 0x900)
 
 
 def binding(project: str, ops: Sequence[Op]) -> str:
@@ -74,37 +69,6 @@ def launcher(
     return "\n".join(lines) + "\n"
 
 
-def images(op: Op, cubins: Sequence[Sequence[Cubin]]) -> str:
-    """Return the table of an op's compiled kernels, with the machine code."""
-    lines = [
-        f"// The machine code of {op.kernel}. kernel-builder made this file of aot.toml.",
-        '#include "aot/images.h"',
-        "",
-        "namespace {",
-        "",
-    ]
-    names: dict[bytes, str] = {}
-    newer = {cubin.image for cubin in chain(*cubins) if cubin.capability in _NEWER}
-    for cubin in chain(*cubins):
-        if cubin.image not in names:
-            names[cubin.image] = f"image_{len(names)}"
-            lines += _guarded([_array(names[cubin.image], cubin.image)], cubin.image in newer)
-    lines.append("")
-    for number, row in enumerate(cubins):
-        lines.append(f"const aot::Image images_{number}[] = {{")
-        for cubin in row:
-            is_ptx = str(cubin.is_ptx).lower()
-            values = [cubin.capability, is_ptx, names[cubin.image], cubin.shared, cubin.scratch]
-            lines += _guarded([f"    {{{', '.join(map(str, values))}}},"], cubin.capability in _NEWER)
-        lines += ["};"]
-    lines += ["", "}  // namespace", "", f"aot::Kernel {op.name}_kernels[] = {{"]
-    for number, row in enumerate(cubins):
-        count = f"sizeof(images_{number}) / sizeof(aot::Image)"
-        lines.append(f'    {{"{row[0].name}", {row[0].threads}, images_{number}, {count}, {{}}, {{}}}},')
-    lines.append("};")
-    return "\n".join(lines) + "\n"
-
-
 def wrapped(line: str) -> Iterator[str]:
     """Yield a line in parts of at most 120 characters, broken after commas and before operators outside of strings."""
     while len(line) > _WIDTH:
@@ -120,17 +84,6 @@ def wrapped(line: str) -> Iterator[str]:
         yield line[: breaks[-1]]
         line = " " * (len(line) - len(line.lstrip()) + (0 if line.startswith("      ") else 4)) + line[breaks[-1] + 1 :]
     yield line
-
-
-def _guarded(lines: list[str], newer: bool) -> list[str]:
-    return ["#if CUDART_VERSION >= 13000", *lines, "#endif"] if newer else lines
-
-
-def _array(name: str, content: bytes) -> str:
-    padded = content + b"\0" * (-len(content) % 8)
-    words = [f"0x{word:x}" for (word,) in struct.iter_unpack("<Q", padded)]
-    rows = [", ".join(words[start : start + 6]) for start in range(0, len(words), 6)]
-    return f"alignas(16) const uint64_t {name}[] = {{\n    " + ",\n    ".join(rows) + "};"
 
 
 def _result(op: Op) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kernel_builder.aot.stores import last_name, stored_parameters
+from kernel_aot.stores import last_name, stored_parameters
 from kernel_format.errors import ConfigError
 
 KEYS = ("schema", "outputs", "arguments", "grid", "constants")
