@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder import elf
 from kernel_builder.backends.rocm import code_objects
 from kernel_format.cache_directory import default_cache
 from tests.integration.build_command.conftest import Copy, NewCache, Run, run_python
@@ -80,8 +81,13 @@ print(*[Path(name).name for name in maps if "omp" in Path(name).name])
 
 @pytest.mark.slow
 def test_the_runtime_libraries_of_a_kernel(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
-    """Symbols of newer C++ headers are linked, exceptions are freed once, and OpenMP is Torch's."""
+    """Symbols of newer C++ headers are linked, state is shared, and OpenMP is Torch's."""
     project = copy_project("cpu-runtime")
     done = kernel_builder(new_cache("cache"), "build", project, "--variant", CPU)
     assert done.code == 0, done
     assert run_python(CALL, project).splitlines() == ["0 0 3", "libgomp.so.1"]
+    (binary,) = (project / "build" / CPU).glob("*.so")
+    versions = {symbol.name: symbol.version for symbol in elf.read(binary).undefined}
+    assert (versions["powf"], versions["expf"]) == ("GLIBC_2.2.5", "GLIBC_2.27")
+    for shared in ("_ZSt4cout", "_ZNSt5ctypeIcE2idE", "_ZNSt6localeD1Ev"):
+        assert versions[shared] == "GLIBCXX_3.4", shared

@@ -140,10 +140,6 @@ def test_a_source_of_several_kernels_is_compiled_once_with_the_flags_of_all() ->
     assert both.cuda_capabilities == ("9.0a", "10.0f")
     *_, unlimited = kernel_sources.disjoint([hopper, replace(blackwell, cuda_capabilities=None)])
     assert unlimited.cuda_capabilities is None
-    binding = Kernel("torch", CUDA, ("torch",), ("both.cu",))
-    *_, bound = kernel_sources.disjoint([binding, hopper])
-    assert bound.cuda_capabilities == ("9.0a",)
-    assert kernel_sources.disjoint([first, second]) == (first, second)
 
 
 def test_the_nearest_reason_is_that_of_this_platform(full: Project) -> None:

@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <atomic>
 #include <charconv>
+#include <cmath>
 #include <exception>
 #include <filesystem>
+#include <iostream>
+#include <locale>
 #include <memory_resource>
 #include <sstream>
 #include <stdexcept>
@@ -41,11 +44,21 @@ bool rethrows(std::exception_ptr error) {
   }
 }
 
+// A source can name the older version of a symbol: that of x86_64 here.
+__asm__(".symver powf,powf@GLIBC_2.2.5");
+thread_local int calls = 0;  // by __tls_get_addr of the dynamic linker
+
 // Uses parts of the C++ library that are newer than GLIBCXX_3.4.24. Returns 0, or the line of the first wrong result.
 int64_t library() {
+  volatile float two = 2;
+  EXPECT(powf(two, expf(two - two)) == 2 && ++calls == 1);
   std::stringstream first(kText), second(std::move(first)), third;
   third.swap(second);
   EXPECT(third.view() == kText && std::move(third).str() == kText && third.view().empty());
+  // The standard streams, the locale and its facets stay in libstdc++.so.6.
+  std::cout << std::flush;
+  const void* volatile facet = &std::ctype<char>::id;
+  EXPECT(first.getloc() == std::locale() && facet != nullptr);
   std::stringbuf buffer(std::string(kText), std::ios_base::in);
   EXPECT(std::stringbuf(std::move(buffer), std::allocator<char>()).str() == kText);
   char text[64];
