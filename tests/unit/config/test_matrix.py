@@ -17,7 +17,7 @@ from kernel_builder.config.variant import Release, Variant
 from kernel_builder.steps import buildable
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import VariantError
-from tests.support.newest import BEFORE, CUDA_13, LAST_FOR_CUDA_12, NEWEST, cuda_backends, full_abi
+from tests.support.newest import BEFORE, LAST_FOR_CUDA_12, NEWEST, cuda_backends, full_abi
 from tests.support.places import PROJECTS
 
 X86_64 = "x86_64-linux"
@@ -90,16 +90,6 @@ def test_the_whole_matrix_serves_old_clients_from_stable_binaries(stable: Projec
     assert {short(release, "cpu") for release in matrix.torch_releases()} < whole
     assert "torch212-cxx11-cu132" in whole
     assert "torch211-cxx11-cu132" not in whole
-
-
-def test_ranges_narrow_the_matrix(full: Project) -> None:
-    assert names(with_torch(full, maxver=Release(2, 11))) >= {"torch210-cxx11-cpu", "torch211-cxx11-cu128"}
-    cuda = next(cuda for cuda in CUDA.published()[NEWEST] if cuda and f"cu{cuda.digits}" == CUDA_13)
-    only13 = with_cuda(full, minver=cuda, maxver=cuda)
-    assert names(only13) == {short(release, b) for release in (BEFORE, NEWEST) for b in ("cpu", CUDA_13)}
-    later = Release(cuda.major, cuda.minor + 1)
-    needy = replace(full, kernels=tuple(replace(k, cuda_minver=later) for k in full.kernels))
-    assert short(BEFORE, CUDA_13) not in names(needy)
 
 
 def test_a_range_with_nothing_left_does_not_refuse_the_other_backends(full: Project) -> None:

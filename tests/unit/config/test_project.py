@@ -6,11 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.backends.cpu import CPU
-from kernel_builder.backends.cuda import CUDA
-from kernel_builder.backends.rocm import ROCM
-from kernel_builder.config import project
-from kernel_builder.config.project import Kernel, KernelDependency, TorchFramework, TorchNoarch, TvmFfi
+from kernel_builder.config.project import TorchFramework, TorchNoarch, TvmFfi
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release
 from kernel_builder.hub import card, project_sources
@@ -32,54 +28,6 @@ src = ["torch-ext/binding.cpp"]
 backend = "cpu"
 depends = ["torch"]
 src = ["relu.cpp"]
-"""
-WHOLE = """\
-[general]
-name = "my-relu"
-version = 3
-edition = 5
-license = "mit"
-backends = ["cuda", "cpu", "cuda"]
-upstream = "https://github.com/o/up"
-source = "git@github.com:o/src.git"
-python-depends = ["einops"]
-kernel-depends = [{ repo-id = "o/base", version = 2 }]
-
-[general.hub]
-repo-id = "o/my-relu"
-branch = "v3"
-
-[general.cuda]
-minver = "12.8"
-maxver = "13.2"
-python-depends = ["nvidia-cutlass-dsl"]
-kernel-depends = [{ repo-id = "o/more", revision = "main" }]
-
-[torch]
-src = ["torch-ext/binding.cpp"]
-include = ["./inc", "."]
-pyext = ["py", "json"]
-cxx-flags = ["-Wall"]
-minver = "2.10"
-maxver = "2.15"
-stable-abi = { cuda = "2.10" }
-
-[kernel.relu]
-backend = "cuda"
-depends = ["torch", "cutlass_4_0"]
-src = ["relu.cu", "inc/relu.h"]
-include = ["inc"]
-cxx-flags = ["-g"]
-cuda-capabilities = ["9.0a", "12.0+PTX"]
-cuda-flags = ["-lineinfo"]
-cuda-minver = "12.8"
-
-[kernel.relu-rocm]
-backend = "rocm"
-depends = []
-src = ["relu.cu"]
-rocm-archs = ["gfx942"]
-hip-flags = ["-O2"]
 """
 
 
@@ -118,62 +66,20 @@ def mistake(home: Path, text: str | None = None) -> ConfigError:
     return error
 
 
-def test_every_value_is_read(home: Path) -> None:
-    (home / "build.toml").write_text(WHOLE)
-    package = home / "torch-ext/my_relu"
-    stable = Release(2, 10)
-    assert read_project(home) == project.Project(
-        root=home,
-        name="my-relu",
-        version=3,
-        license="mit",
-        backends=(CUDA, CPU),
-        upstream=("https://github.com/o/up",),
-        source="git@github.com:o/src.git",
-        python_depends=("einops",),
-        backend_python_depends={CUDA: ("nvidia-cutlass-dsl",)},
-        kernel_depends=(KernelDependency("o/base", version=2),),
-        backend_kernel_depends={CUDA: (KernelDependency("o/more", revision="main"),)},
-        backend_settings={CUDA: {"minver": Release(12, 8), "maxver": Release(13, 2)}},
-        hub_repo_id="o/my-relu",
-        hub_branch="v3",
-        framework=TorchFramework(
-            src=("torch-ext/binding.cpp",),
-            include=("inc", "."),
-            pyext=("py", "json"),
-            cxx_flags=("-Wall",),
-            minver=stable,
-            maxver=Release(2, 15),
-            stable_abi={CUDA: stable},
-        ),
-        kernels=(
-            Kernel(
-                name="relu",
-                backend=CUDA,
-                depends=("torch", "cutlass_4_0"),
-                src=("relu.cu", "inc/relu.h"),
-                include=("inc",),
-                cxx_flags=("-g",),
-                cuda_capabilities=("9.0a", "12.0+PTX"),
-                cuda_flags=("-lineinfo",),
-                cuda_minver=Release(12, 8),
-            ),
-            Kernel(
-                name="relu-rocm",
-                backend=ROCM,
-                depends=(),
-                src=("relu.cu",),
-                rocm_archs=("gfx942",),
-                hip_flags=("-O2",),
-            ),
-        ),
-        python_files=(
-            ("__init__.py", package / "__init__.py"),
-            ("data/table.json", package / "data/table.json"),
-            ("layers/__init__.py", package / "layers/__init__.py"),
-        ),
+def test_values_that_no_other_test_reads(home: Path) -> None:
+    """Builds, wheels and the comparisons with the public parser and with Nix have the other keys."""
+    hub = '[general.hub]\nrepo-id = "o/my-relu"\nbranch = "v3"\n\n'
+    torch = '[torch]\ninclude = ["./inc", "."]\npyext = ["py", "json"]\nmaxver = "2.15"'
+    text = MINIMAL.replace("[torch]", hub + torch).replace('["cpu"]', '["cpu"]\nsource = "git@github.com:o/src.git"')
+    (home / "build.toml").write_text(text)
+    read, package = read_project(home), home / "torch-ext/my_relu"
+    assert (read.root, read.name, read.python_name, read.version) == (home, "my-relu", "my_relu", 1)
+    assert (read.source, read.hub_repo_id, read.hub_branch) == ("git@github.com:o/src.git", "o/my-relu", "v3")
+    assert read.framework == TorchFramework(
+        src=("torch-ext/binding.cpp",), include=("inc", "."), pyext=("py", "json"), maxver=Release(2, 15)
     )
-    assert read_project(home).python_name == "my_relu"
+    names = ("__init__.py", "data/table.json", "layers/__init__.py")
+    assert read.python_files == tuple((name, package / name) for name in names)
 
 
 def test_other_frameworks(home: Path) -> None:
