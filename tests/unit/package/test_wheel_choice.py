@@ -14,10 +14,10 @@ from kernels import variants as client
 from kernels.backends import CPU, CUDA, Backend, Neuron, ROCm
 from packaging.version import Version
 
+from kernel_builder.checks import fit
 from kernel_builder.config import known_backends
 from kernel_builder.config.project import Project, TorchFramework
 from kernel_builder.config.variant import Variant
-from kernel_builder.hub import fit
 from kernel_builder.wheel import metadata
 from kernel_format.metadata import PackageMetadata
 from kernel_format.release import Release
