@@ -76,21 +76,6 @@ def test_a_terminal_shows_the_last_report_and_keeps_messages(monkeypatch: pytest
     assert "\r\033[K[1/2] a lon\r" in stream.getvalue()
 
 
-def test_a_log_has_each_step_and_few_lines_for_a_download() -> None:
-    stream = io.StringIO()
-    with shown(stream) as progress:
-        progress.advance("building", 1, 2, detail="first")
-        progress.advance("building", 2, 2, detail="second")
-        for done in (1, 2, 3, 4):
-            progress.advance("nvcc.whl", done * 1_000_000, 4_000_000, unit="bytes")
-    assert stream.getvalue().splitlines() == [
-        "[1/2] first",
-        "[2/2] second",
-        "nvcc.whl: 1.0 of 4.0 MB",
-        "nvcc.whl: 4.0 of 4.0 MB",
-    ]
-
-
 # Commands of terminals and of CI services.
 ATTACKS = [
     *("\x1b[2J", "\x1b]0;title\x07", "\r\x1b[K", "\x9b2J"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.config.project import TorchFramework, TorchNoarch, TvmFfi
+from kernel_builder.config.project import TorchFramework
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release
 from kernel_builder.hub import card, project_sources
@@ -80,17 +80,6 @@ def test_values_that_no_other_test_reads(home: Path) -> None:
     )
     names = ("__init__.py", "data/table.json", "layers/__init__.py")
     assert read.python_files == tuple((name, package / name) for name in names)
-
-
-def test_other_frameworks(home: Path) -> None:
-    general = MINIMAL[: MINIMAL.index("[torch]")]
-    (home / "build.toml").write_text(f'{general}[torch-noarch]\ncuda_capabilities = ["9.0"]\n')
-    assert read_project(home).framework == TorchNoarch(cuda_capabilities=("9.0",))
-    (home / "torch-ext").rename(home / "tvm-ffi-ext")
-    (home / "build.toml").write_text(f'{general}[tvm-ffi]\nsrc = ["relu.cpp"]\n')
-    read = read_project(home)
-    assert read.framework == TvmFfi(src=("relu.cpp",))
-    assert [name for name, _ in read.python_files] == ["__init__.py", "layers/__init__.py"]
 
 
 @pytest.mark.parametrize(

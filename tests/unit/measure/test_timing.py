@@ -6,6 +6,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -34,33 +35,21 @@ def test_each_round_starts_with_another_run() -> None:
     assert "".join(order) == "abc" + "abc" + "bca" + "cab" + "abc"
 
 
-@pytest.fixture
-def spend(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Replace the wall clock by one that advances only when `spend(seconds)` is called."""
-    now = [0.0]
+def test_a_series_cycles_through_the_sets_and_returns_the_time_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wall clock advances with the calls alone."""
+    now, seen = [0.0], list[int]()
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
-    def spend(seconds: float) -> None:
-        now[0] += seconds
+    def call(number: int) -> None:
+        seen.append(number)
+        now[0] += 1e-3
 
-    return spend
-
-
-def test_a_series_cycles_through_the_sets_and_returns_the_time_of_one_call(spend: Callable[[float], None]) -> None:
-    seen: list[int] = []
-
-    def call(number: int) -> Callable[[], None]:
-        def record() -> None:
-            seen.append(number)
-            spend(1e-3)
-
-        return record
-
-    run, method = CpuClock().series([call(number) for number in range(4)])
+    clock = CpuClock()
+    run, method = clock.series([partial(call, number) for number in range(4)])
     seen.clear()
-    assert run() == pytest.approx(1e-3)
-    assert method == "wall clock"
+    assert run() == pytest.approx(1e-3) and method == "wall clock"
     assert seen == [number % 4 for number in range(len(seen))] and len(seen) >= 4
+    assert 1 << 18 <= clock.cache < 1 << 31, "bytes of the last-level cache"
 
 
 @pytest.mark.parametrize("number", [6, 15, 21, 40])
