@@ -6,7 +6,8 @@ import pytest
 from kernels.variants import parse_variant
 
 from kernel_builder.backends.cpu import CPU
-from kernel_builder.backends.cuda import CUDA, releases
+from kernel_builder.backends.cuda import CUDA
+from kernel_builder.backends.cuda.releases import KNOWN_CAPABILITIES
 from kernel_builder.backends.recognized import XPU
 from kernel_builder.config import known_backends, matrix
 from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi, TvmFfiAbi, Variant
@@ -43,7 +44,7 @@ def test_other_names_are_refused(name: str) -> None:
 
 def test_the_client_reads_every_name_of_the_matrix_the_same_way() -> None:
     for torch in matrix.load().torch:
-        for cuda in releases():
+        for cuda in KNOWN_CAPABILITIES:
             for framework in (FullAbi(torch), StableAbi(torch)):
                 name = Variant(framework, CUDA, cuda, "x86_64-linux").name
                 theirs = parse_variant(name)
