@@ -9,9 +9,8 @@ import pytest
 
 from kernel_builder.backends.cpu import CPU
 from kernel_builder.backends.cuda import CUDA, capabilities
-from kernel_builder.backends.recognized import METAL
 from kernel_builder.backends.rocm import ROCM
-from kernel_builder.config import kernel_sources, matrix, offered
+from kernel_builder.config import kernel_sources, known_backends, matrix, offered
 from kernel_builder.config.notices import notices
 from kernel_builder.config.project import Kernel, Project, TorchFramework
 from kernel_builder.config.project_files import read_project
@@ -223,7 +222,9 @@ def test_a_variant_that_the_project_rules_out_is_refused(project: str, name: str
 
 
 def test_each_notice_is_one_line_with_its_projects(stable: Project) -> None:
-    many = [replace(stable, name=f"k{number}", backends=(CPU, ROCM, METAL)) for number in range(6)]
+    many = [
+        replace(stable, name=f"k{number}", backends=(CPU, ROCM, known_backends.get("metal"))) for number in range(6)
+    ]
     other = replace(stable, name="other", warnings=("something",))
     assert notices([*many, other]) == [
         "k0, k1, k2 and 3 more: [kernel.scale_cuda] is for cuda, which is not in [general] backends: it is not built",
