@@ -84,7 +84,7 @@ def toolkit(toolchains: ToolchainSource, release: Release) -> CudaToolkit:
 
 
 def _choose(toolchains: ToolchainSource, release: Release) -> CudaToolkit | CudaCompiler | None:
-    """Return what compiles for a release: an installed toolkit, a pinned `nvcc`, or `clang`; None if nothing does."""
+    """Return the compiler for a release: an installed toolkit, a pinned `nvcc`, or `clang`; None if nothing does."""
     choice, major = toolchains.cuda_compiler, _clang_release().major
     if choice != "clang":
         system = installed(toolchains)
