@@ -171,11 +171,6 @@ def adapted(case: Case) -> Case:
     return Case(randomized(case.model), case.inputs, case.whole)
 
 
-def chunked(case: Case) -> Case:
-    case.model.enable_forward_chunking(chunk_size=1, dim=0)
-    return case
-
-
 def fused(case: Case) -> Case:
     case.model.fuse_qkv_projections()
     return case
@@ -209,13 +204,6 @@ def wan_block(library: Any) -> Case:
     return part(randomized(block), temb=random(6, WIDE), rotary_emb=(angles.cos(), angles.sin()))
 
 
-def wan_fused() -> Case:
-    case = wan()
-    for block in case.model.blocks:
-        block.attn1.fuse_projections()
-    return case
-
-
 def wan_with_other_norms() -> Case:
     case = wan()
     case.model.blocks[0].norm1 = nn.LayerNorm(WIDE, elementwise_affine=False)
@@ -242,7 +230,6 @@ CASES = {
     "Flux.1": flux,
     "Flux.1, fused projections": lambda: fused(flux()),
     "Flux.2": flux2,
-    "Flux.2, fused projections": lambda: fused(flux2()),
     "Qwen-Image": qwen_image,
     "Qwen-Image, mask": lambda: qwen_image(masked=True),
     "Qwen-Image, edited": lambda: qwen_image(halves=True, zero_cond_t=True),
@@ -263,12 +250,8 @@ CASES = {
     "block of Flux.2, one modulation": lambda: block_of_flux2((1, 1)),
     "block of Flux.2, modulation per token": lambda: block_of_flux2((BATCH, TOKENS)),
     "single block of Flux.2, streams apart": single_block_of_flux2,
-    "attention of Flux.1 alone": lambda: part(flux().model.transformer_blocks[0].attn),
-    "attention of Flux.2 alone": lambda: part(flux2().model.transformer_blocks[0].attn),
     "Flux.1, image prompt": image_prompt,
-    "SD 3, chunks": lambda: chunked(sd3()),
     "Flux.1, LoRA": lambda: adapted(flux()),
-    "Flux.2, LoRA": lambda: adapted(flux2()),
     "LTX-Video": ltx,
     "LTX-Video, time per token": lambda: ltx(times=FRAMES * TOKENS),
     "LTX-Video, coordinates": lambda: ltx(coordinates=True),
@@ -277,7 +260,6 @@ CASES = {
     "Wan, time per token": lambda: wan(per_token=True),
     "Wan, image": lambda: wan(image_dim=24, added_kv_proj_dim=WIDE),
     "Wan, no second norm": lambda: wan(cross_attn_norm=False),
-    "Wan, fused projections": wan_fused,
     "Wan, other norms": wan_with_other_norms,
     "Wan VACE": lambda: wan("WanVACE", vace_layers=[0, 1], vace_in_channels=8),
     "block of Wan Animate": lambda: wan_block(transformer_wan_animate),

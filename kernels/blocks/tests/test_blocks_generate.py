@@ -5,6 +5,7 @@ import gc
 import pickle
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,7 +24,6 @@ from transformers import (
     StoppingCriteriaList,
     TextStreamer,
 )
-from transformers.generation.streamers import BaseStreamer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_grad")
 
@@ -56,14 +56,60 @@ def compare(blocks, model, *calls, times=2):
     return counts
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "mistral", "gemma2"])
-def test_greedy(blocks, name):
-    padded = {"prompt": BATCH, "attention_mask": PADDED}
-    counts = compare(blocks, lively(name), {}, padded)
+# q, k, v; output projection; gate and up; down projection with residual: twice, and the logits.
+STEP = {"linear": 7, "gated_linear": 2, "cached_attention": 2}
+WIDE = {"head_dim": 64}
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "ops"),
+    [
+        ("llama", {}, {**STEP, "rotate_tokens": 2}),
+        ("qwen3", {}, {**STEP, "norm_rotate": 2}),
+        ("mistral", {}, {**STEP, "rotate_tokens": 2}),
+        ("gemma3", {}, {**STEP, "norm_rotate": 2}),
+        # Its attention limits the products of q and k, which only transformers' own function does.
+        ("gemma2", {}, {"linear": 7, "gated_linear": 2, "rotate_tokens": 2}),
+        ("phi3", {}, {"linear": 9, "cached_attention": 2, "rotate_tokens": 2}),
+        # Attention with heads of this size rotates.
+        ("llama", WIDE, STEP),
+        ("qwen3", WIDE, STEP),
+        ("gemma3", WIDE, STEP),
+    ],
+)
+def test_greedy(blocks, name, sizes, ops):
+    """Tokens, and the kernels of a step."""
+    model = lively(name, **sizes)
+    counts = compare(blocks, model, {}, {"prompt": BATCH, "attention_mask": PADDED})
     assert not counts.eager
     assert not counts.eager_steps
     assert counts.generated == 4
     assert counts.replays == 2 * 2 * (NEW_TOKENS - 1)
+    with OurOps("decode", "rope3d") as calls:
+        generate(model)
+    if blocks.kernel_set.DEVICE == "cpu":
+        assert calls.ops == {op: number * (NEW_TOKENS - 1) for op, number in ops.items()}
+
+
+PROMPTS = [
+    {"prompt": PROMPT[:, :size], "eos_token_id": [5, 11], "repetition_penalty": 1.2, "max_new_tokens": 9 + size}
+    for size in (6, 3, 4)
+]
+EMBEDDED = {"prompt": None, "inputs_embeds": torch.linspace(-1, 1, 6 * 64).view(1, 6, 64)}
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [
+        ("llama", PROMPTS),
+        *((name, [{"cache_implementation": "static"}, {"prefill_chunk_size": 4}, {}]) for name in ("llama", "gemma3")),
+        ("llama", [EMBEDDED]),
+    ],
+)
+def test_one_graph_serves_calls(blocks, name, calls):
+    counts = compare(blocks, lively(name), *calls)
+    assert not counts.eager
+    assert counts.captured == 1
 
 
 PROCESSED = [
@@ -81,35 +127,6 @@ def test_processors(blocks):
     assert not counts.eager
     assert counts.by_hand == {"the logits processor RepetitionPenaltyLogitsProcessor cannot be part of a graph": 2}
     assert counts.captured == len(PROCESSED) + 1
-
-
-# q, k, v; output projection; gate and up; down projection with residual: twice, and the logits.
-STEP = {"linear": 7, "gated_linear": 2, "cached_attention": 2}
-WIDE = {"head_dim": 64}
-
-
-@pytest.mark.parametrize(
-    ("name", "sizes", "ops"),
-    [
-        ("llama", {}, {**STEP, "rotate_tokens": 2}),
-        ("gemma3", {}, {**STEP, "norm_rotate": 2}),
-        # Its attention limits the products of q and k, which only transformers' own function does.
-        ("gemma2", {}, {"linear": 7, "gated_linear": 2, "rotate_tokens": 2}),
-        ("phi3", {}, {"linear": 9, "cached_attention": 2, "rotate_tokens": 2}),
-        # Attention with heads of this size rotates.
-        ("llama", WIDE, STEP),
-        ("qwen3", WIDE, STEP),
-        ("gemma3", WIDE, STEP),
-    ],
-)
-@pytest.mark.usefixtures("kernels_of_the_cpu")
-def test_kernels_of_a_step(blocks, name, sizes, ops):
-    model = lively(name, **sizes)
-    counts = compare(blocks, model, {}, {"prompt": BATCH, "attention_mask": PADDED})
-    steps = counts.replays
-    with OurOps("decode", "rope3d") as calls:
-        generate(model)
-    assert calls.ops == {op: number * (counts.replays - steps) for op, number in ops.items()}
 
 
 def test_products_that_something_else_reads(blocks):
@@ -137,15 +154,6 @@ def test_products_that_something_else_reads(blocks):
         decoding.fuse_step(recorded.module)
         changed = x.clone()
         torch.testing.assert_close(recorded.run(x.clone()), use(changed, F.linear(changed, weight)))
-
-
-def test_one_graph_serves_other_prompts(blocks):
-    calls = [
-        {"prompt": PROMPT[:, :size], "eos_token_id": [5, 11], "repetition_penalty": 1.2, "max_new_tokens": 9 + size}
-        for size in (6, 3, 4)
-    ]
-    counts = compare(blocks, lively(), *calls)
-    assert counts.captured == 1
 
 
 class Banned(LogitsProcessor):
@@ -210,17 +218,6 @@ def test_random_numbers_go_on_the_same(blocks):
     assert following[0] == following[1] == following[2]
 
 
-class Streamer(BaseStreamer):
-    def __init__(self):
-        self.tokens = []
-
-    def put(self, value):
-        self.tokens.append(value.tolist())
-
-    def end(self):
-        self.tokens.append("end")
-
-
 def test_streamer(blocks):
     model = lively()
     calls = [
@@ -230,9 +227,10 @@ def test_streamer(blocks):
     ]
 
     def streamed(options):
-        streamer = Streamer()
+        tokens = []
+        streamer = SimpleNamespace(put=lambda value: tokens.append(value.tolist()), end=lambda: tokens.append("end"))
         generate(model, streamer=streamer, **options)
-        return streamer.tokens
+        return tokens
 
     expected = [streamed(options) for options in calls]
     accelerated(blocks, model)
@@ -305,13 +303,6 @@ def test_memory_is_bounded(blocks, monkeypatch):
     assert counts.memory < held
     blocks.restore(model)
     assert counts.memory == 0
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_static_cache_and_chunked_prefill(blocks, name):
-    counts = compare(blocks, lively(name), {"cache_implementation": "static"}, {"prefill_chunk_size": 4}, {})
-    assert not counts.eager
-    assert counts.captured == 1
 
 
 def own_cache(model, kind):
@@ -441,11 +432,6 @@ def test_threads(blocks):
     assert counts.generated == 18
     assert not counts.eager
     assert counts.replays > 50
-
-
-def test_embeddings_in_place_of_tokens(blocks):
-    model = lively()
-    compare(blocks, model, {"prompt": None, "inputs_embeds": model.model.embed_tokens(PROMPT)})
 
 
 def test_adapters(blocks):

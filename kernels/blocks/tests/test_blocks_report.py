@@ -91,14 +91,6 @@ def test_pipeline(blocks):
     assert torch.equal(video(), expected)
 
 
-def test_check_of_a_pipeline_without_denoiser(blocks):
-    text = TextToAudio()
-    with pytest.raises(
-        ValueError, match=r"blocks: check needs a pipeline with a transformer or a unet, .* has vocoder;"
-    ):
-        blocks.accelerate(text, check={})
-
-
 class TextToAudio(diffusers.DiffusionPipeline):
     def __init__(self):
         super().__init__()
@@ -109,14 +101,29 @@ class TextToAudio(diffusers.DiffusionPipeline):
         return {"vocoder": self.vocoder}
 
 
-@pytest.mark.parametrize("function", ["accelerate", "restore"])
-def test_wrong_model(blocks, function):
-    with pytest.raises(TypeError, match=r"blocks: model must be a torch\.nn\.Module or a pipeline, not str"):
-        getattr(blocks, function)("a model")
-
-
-def test_wrong_check(blocks):
-    model, _ = own()
-    with pytest.raises(TypeError, match=r"blocks: check must be a dict of keyword arguments, .* not Tensor"):
-        blocks.accelerate(model, check=torch.ones(1))
-    assert all(module._compiled_call_impl is None for module in model.modules())
+@pytest.mark.parametrize(
+    ("model", "options", "error", "message"),
+    [
+        ("a model", {}, TypeError, r"blocks: model must be a torch\.nn\.Module or a pipeline, not str"),
+        (None, {"check": torch.ones(1)}, TypeError, "blocks: check must be a dict of keyword arguments, .* not Tensor"),
+        (
+            TextToAudio(),
+            {"check": {}},
+            ValueError,
+            "blocks: check needs a pipeline with a transformer or a unet, .* has vocoder;",
+        ),
+        (None, {"scope": "layers"}, ValueError, 'scope must be "model" or "blocks", not \'layers\''),
+        (None, {"scope": "model", "graphs": True}, ValueError, 'graphs=True needs scope="blocks", or none'),
+        (None, {"logits": False, "graphs": True}, ValueError, 'logits=False needs scope="model", without graphs'),
+        (None, {"logits": False, "scope": "blocks"}, ValueError, 'logits=False needs scope="model", without graphs'),
+    ],
+)
+def test_wrong_arguments(blocks, model, options, error, message):
+    """They leave the model as it is."""
+    layer = nn.RMSNorm(4)
+    with pytest.raises(error, match=message):
+        blocks.accelerate(layer if model is None else model, **options)
+    assert layer._compiled_call_impl is None
+    if isinstance(model, str):
+        with pytest.raises(error, match=message):
+            blocks.restore(model)

@@ -104,12 +104,6 @@ def test_only_losses_that_the_kernel_computes_are_replaced(blocks, kind, dtype):
     assert max(map(error, (actual, *torch.autograd.grad(actual, list(model.parameters()))), (expected, *grads))) < bound
 
 
-@pytest.mark.parametrize("options", [{"graphs": True}, {"scope": "blocks"}])
-def test_only_a_traced_model_can_leave_out_logits(blocks, options):
-    with pytest.raises(ValueError, match='logits=False needs scope="model", without graphs'):
-        blocks.accelerate(model_of("llama"), logits=False, **options)
-
-
 class Gated(nn.Module):
     def __init__(self, bias, joined):
         super().__init__()

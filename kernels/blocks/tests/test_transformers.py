@@ -36,18 +36,23 @@ def test_float32_is_as_eager(blocks, name, attention):
     assert faster.kernels == KERNELS[name]
 
 
-@MODELS
-def test_bfloat16_is_as_close_to_float32_as_eager(blocks, name):
+@pytest.mark.parametrize(("name", "autocast"), [*((name, False) for name in sorted(CONFIGS)), ("qwen3", True)])
+@torch.no_grad()
+def test_bfloat16_is_as_close_to_float32_as_eager(blocks, name, autocast):
     errors, eager_errors = [], []
     for seed in range(5):
         model = model_of(name, seed)
         expected = logits(model)
-        model.bfloat16()
-        eager_errors.append(error(logits(model), expected))
+        if not autocast:
+            model.bfloat16()
         faster = RecordedModel(blocks, model)
-        errors.append(error(logits(faster), expected))
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
+            own, ours = logits(model), logits(faster)
+        assert ours.dtype == own.dtype
+        eager_errors.append(error(own, expected))
+        errors.append(error(ours, expected))
     assert sum(errors) <= 1.1 * sum(eager_errors)
-    assert faster.kernels == KERNELS[name]
+    assert autocast or faster.kernels == KERNELS[name]
 
 
 @MODELS
@@ -150,17 +155,3 @@ def test_norms_with_other_settings_or_classes(blocks):
     faster = RecordedModel(blocks, model)
     assert error(logits(faster), logits(model)) < 1e-5
     assert faster.kernels == {**PLAIN, "rms_norm": 3, "norm_rotary": 1, "apply_rotary": 1}
-
-
-@torch.no_grad()
-def test_autocast_is_as_close_to_float32_as_eagers(blocks):
-    errors, eager_errors = [], []
-    for seed in range(5):
-        model = model_of("qwen3", seed)
-        expected = logits(model)
-        with torch.autocast(DEVICE, torch.bfloat16):
-            own, ours = logits(model), logits(RecordedModel(blocks, model))
-        assert ours.dtype == own.dtype
-        errors.append(error(ours, expected))
-        eager_errors.append(error(own, expected))
-    assert sum(errors) <= 1.1 * sum(eager_errors)

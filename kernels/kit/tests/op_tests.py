@@ -164,3 +164,23 @@ def test_results_are_equal_to_the_bit(name):
     torch.set_num_threads(1)
     for run in runs[1:]:
         assert all(map(torch.equal, runs[0], run))
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_not_finite(name):
+    """Values that are not finite change the results that the formula computes from them, and no others."""
+    op = OPS[name]
+    for dtype in DTYPES:
+        tensors = op.inputs(2, dtype)
+        for i, tensor in enumerate(tensors):
+            changed = tensor.flatten()
+            changed[5 :: len(changed) // 3][:3] = torch.tensor([float("nan"), float("inf"), float("-inf")])
+            unaligned = torch.cat((changed[:1], changed))[1:]
+            expected = op.exact(*(t.double() for t in (*tensors[:i], changed.view_as(tensor), *tensors[i + 1 :])))
+            expected = expected if isinstance(expected, tuple) else (expected,)
+            for given in (changed, unaligned):
+                results = results_of(op, [*tensors[:i], given.view_as(tensor), *tensors[i + 1 :]])
+                for pair in zip(results, (exact.to(r.dtype) for exact, r in zip(expected, results))):
+                    # A kernel may multiply an infinite factor with other factors first.
+                    actual, exact = pair if i == 0 else (t.nan_to_num(7, 7, 7) for t in pair)
+                    assert torch.allclose(actual, exact, rtol=2e-2, atol=2e-2, equal_nan=True), (dtype, i)

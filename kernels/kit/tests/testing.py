@@ -46,7 +46,7 @@ def load(project):
         pytest.skip(f"not built: kernel-builder build {project} --backend {DEVICE}", allow_module_level=True)
 
 
-def random(*shape, dtype, requires_grad=False):
+def random(*shape, dtype=torch.float32, requires_grad=False):
     return torch.randn(*shape, device=DEVICE).to(dtype).requires_grad_(requires_grad)
 
 

@@ -6,12 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from reference_rmsnorm import EPS, kernel, ops
-from testing import DEVICE, DTYPES
+from testing import DTYPES, random
 from torch.utils.checkpoint import checkpoint
-
-
-def random(*shape, dtype=torch.float32, requires_grad=False):
-    return torch.randn(*shape, device=DEVICE).to(dtype).requires_grad_(requires_grad)
 
 
 def test_forward_mode_is_seen_with_public_names_alone():

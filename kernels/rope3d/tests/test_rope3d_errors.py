@@ -8,25 +8,20 @@ from testing import DEVICE
 # The arguments of the ops after q and k.
 FORM = {"prefix": 0, "head_dim": 0, "half": False, "heads_first": False, "inverse": False}
 PAIRS = {"frame_pairs": 2, "height_pairs": 1, "width_pairs": 1, "in_turn": False}
+Q, K, WEIGHT = torch.zeros(2, 6, 4, 8), torch.zeros(2, 6, 2, 8), torch.zeros(8)
+TABLES = {"cos": torch.zeros(6, 4), "sin": torch.zeros(6, 4)}
+GRID = {"table": torch.zeros(6, 8, 2), "frames": 1, "height": 2, "width": 3, **PAIRS, **FORM}
+WEIGHTS = {"q_weight": WEIGHT, "k_weight": WEIGHT, **TABLES}
+GRADIENTS = {"grad_q": Q, "grad_k": K, "of_q_weight": True, "of_k_weight": False, "eps": 1e-6, **WEIGHTS}
 
 
-def of_grid(**changes):
-    table = torch.zeros(6, 8, 2)
-    return {"table": table, "frames": 1, "height": 2, "width": 3, **PAIRS, **FORM, **changes}
-
-
-def of_tokens(**changes):
-    return {"cos": torch.zeros(6, 4), "sin": torch.zeros(6, 4), "rotary_dim": 0, **FORM, **changes}
-
-
-def assert_refused(name, message, arguments):
-    given = {"q": torch.zeros(2, 6, 4, 8), "k": torch.zeros(2, 6, 2, 8), **arguments}
-    with pytest.raises(RuntimeError, match=message):
-        getattr(ops, name)(**{k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in given.items()})
+def assert_refused(function, message, arguments, error=RuntimeError):
+    given = {"q": Q, "k": K, **arguments}
+    with pytest.raises(error, match=message):
+        function(**{k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in given.items()})
 
 
 @pytest.mark.kernels_ci
-@pytest.mark.parametrize("name", ["rotate_grid", "rotate_tokens_"])
 @pytest.mark.parametrize(
     ("message", "changes"),
     [
@@ -41,8 +36,9 @@ def assert_refused(name, message, arguments):
         ("k must have as many sequences, tokens and elements", {"k": torch.zeros(2, 6, 2, 10)}),
     ],
 )
-def test_operator_errors(message, changes, name):
-    assert_refused(name, message, (of_tokens if "tokens" in name else of_grid)(**changes))
+def test_errors_of_both_operators(message, changes):
+    assert_refused(ops.rotate_grid, message, {**GRID, **changes})
+    assert_refused(ops.rotate_tokens_, message, {**TABLES, "rotary_dim": 0, **FORM, **changes})
 
 
 @pytest.mark.kernels_ci
@@ -59,8 +55,8 @@ def test_operator_errors(message, changes, name):
         ("table must be contiguous", {"table": torch.zeros(8, 6, 2).transpose(0, 1)}),
     ],
 )
-def test_grid_operator_errors(message, changes):
-    assert_refused("rotate_grid", message, of_grid(**changes))
+def test_errors_of_grids(message, changes):
+    assert_refused(ops.rotate_grid, message, {**GRID, **changes})
 
 
 @pytest.mark.kernels_ci
@@ -77,12 +73,43 @@ def test_grid_operator_errors(message, changes):
         (r"cos and prefix must have 6 tokens, as q has, not 6 \+ 2", {"prefix": 2}),
     ],
 )
-def test_token_operator_errors(message, changes):
-    assert_refused("rotate_tokens", message, of_tokens(**changes))
+def test_errors_of_tokens(message, changes):
+    assert_refused(ops.rotate_tokens, message, {**TABLES, "rotary_dim": 0, **FORM, **changes})
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize(
+    ("message", "changes"),
+    [
+        (r"q_weight must have shape \[8\], not \[7\]", {"q_weight": torch.zeros(7)}),
+        (r"q_weight must have shape \[32\], not \[8\]", {"norm": "token"}),
+        (r"k_weight must have shape \[8\], not \[1, 8\]", {"k_weight": torch.zeros(1, 8)}),
+        (r"k_weight must have shape \[16\], not \[8\]", {"norm": "token", "q_weight": torch.zeros(32)}),
+        ("k_weight must have the dtype of q, or float32", {"k_weight": torch.zeros(8, dtype=torch.float16)}),
+        ("q_weight must be float32, float16 or bfloat16", {"q_weight": torch.zeros(8, dtype=torch.float64)}),
+        ("k_weight must be None without k", {"k": None}),
+    ],
+)
+def test_errors_of_norms(message, changes):
+    assert_refused(kernel.norm_rotary, message, {**WEIGHTS, **changes})
 
 
 @pytest.mark.parametrize(
-    ("message", "arguments"),
+    ("message", "changes"),
+    [
+        (r"grad_q must have shape \[2, 6, 4, 8\], not \[2, 6, 2, 8\]", {"grad_q": torch.zeros(2, 6, 2, 8)}),
+        ("grad_k must have the dtype of k", {"grad_k": torch.zeros(2, 6, 2, 8, dtype=torch.float16)}),
+        ("grad_k must be None without k", {"k": None, "k_weight": None}),
+        ("q_weight must be given for its gradient", {"q_weight": None}),
+        ("q_weight has a gradient only with that of the result", {"grad_q": None}),
+    ],
+)
+def test_errors_of_the_backward_pass(message, changes):
+    assert_refused(ops.norm_rotate_backward, message, {**GRADIENTS, **changes})
+
+
+@pytest.mark.parametrize(
+    ("message", "changes"),
     [
         ("order must be", {"order": "sideways"}),
         ("widths must be None with the order", {"widths": (2, 2, 2), "order": "in_turn"}),
@@ -97,10 +124,13 @@ def test_token_operator_errors(message, changes):
         ("grid or positions must be given", {"grid": None}),
     ],
 )
-def test_errors_name_the_argument(message, arguments):
-    q = torch.zeros(2, 6, 4, 8, device=DEVICE)
-    with pytest.raises(ValueError, match=message):
-        kernel.rope3d(q, q, **{"grid": (1, 2, 3), **arguments})
+def test_errors_name_the_argument(message, changes):
+    assert_refused(kernel.rope3d, message, {"grid": (1, 2, 3), **changes}, ValueError)
+
+
+@pytest.mark.parametrize("name", ["norm", "rounding"])
+def test_choices_of_norms_are_checked(name):
+    assert_refused(kernel.norm_rotary, f"{name} must be", {**WEIGHTS, name: "first"}, ValueError)
 
 
 @pytest.mark.parametrize("grad_enabled", [False, True])
