@@ -27,12 +27,13 @@ _OPPOSITES: dict[type[ast.cmpop], type[ast.cmpop]] = {
 _LAUNCH_OPTIONS = ("num_warps", "num_stages")
 
 
-def read(path: Path, function: str) -> dict[str, Any]:
-    """Return the keys of an op's table that its launch function determines.
+def read_launch_function(path: Path, function: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of an op's table that its launch function determines, or {} if the author wrote all of them.
 
     Args:
         path: The module with the launch function and its kernel.
         function: The name of the launch function, which is the op's.
+        table: The op's table in aot.toml.
 
     Returns:
         `schema`, `outputs`, `arguments`, `grid` and `constants` as in aot.toml; `requires` and `contiguous` from the
@@ -41,6 +42,8 @@ def read(path: Path, function: str) -> dict[str, Any]:
     Raises:
         ConfigError: If the function is missing, or has a construct that this module does not read.
     """
+    if all(key in table for key in KEYS):
+        return {}
     functions = read_functions(path)
     if function not in functions:
         raise ConfigError(
