@@ -14,15 +14,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from kernel_builder.backends.cuda import toolkits
 from kernel_builder.backends.cuda.releases import DATA, known_capabilities
+from kernel_builder.cli import main
 from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
 from tests.support.places import ROOT
 
 FAST = sorted(ROOT.glob("kernels/*/*_cuda/*.cu"))
 NAIVE = sorted(ROOT.glob("kernels/*/naive/*.cu"))
+NAIVE_PROJECTS = [source.parent for source in NAIVE]
 
 
 def each(sources: Sequence[Path]) -> pytest.MarkDecorator:
@@ -102,6 +105,19 @@ def test_fast_kernels_do_not_spill(tmp_path: Path) -> None:
     stores = re.findall(r"Function properties for (\w+)\n.*?(\d+) bytes spill stores", messages)
     fast = {name: int(count) for name, count in stores if "forward_general_kernel" not in name}
     assert len(fast) > 10 and set(fast.values()) == {0}
+
+
+def test_every_kernel_has_a_naive_kernel_in_one_short_file() -> None:
+    """`kernel-builder benchmark` compares them with float64 at every shape that is measured."""
+    # The kernel of `loss` is one step between products of matrices; its problem.h has the formula.
+    kernels = {path.parent for path in ROOT.glob("kernels/*/*_cuda")} - {ROOT / "kernels" / "loss"}
+    assert {project.parent for project in NAIVE_PROJECTS} == kernels
+    for project in NAIVE_PROJECTS:
+        (source,) = project.glob("*.cu")
+        assert source.stem == project.parent.name
+        assert len(source.read_text().splitlines()) <= 120
+    done = CliRunner().invoke(main, ["check-config", *map(str, NAIVE_PROJECTS)])
+    assert done.exit_code == 0, done.output
 
 
 PTX = """\
