@@ -26,6 +26,7 @@ _LEAST_INPUTS = 8
 _CHECK_SECONDS = 10.0
 _CALLS_AN_INPUT = 6  # the candidate's, eager's, and one in float64, which takes several times as long
 _BEYOND = 10  # times these, for a task whose sizes cannot be made smaller
+_SLOWEST = 100  # times the seconds, for the smallest workload of a format
 _MOST_WORKLOADS, _MOST_TIMED = 24, 4  # of a task with fixed workloads
 _Item = TypeVar("_Item")
 # Limits of a fork that tests whether a call is small.
@@ -73,10 +74,11 @@ def fitting_workloads(task: Task, device: str, seed: int) -> tuple[list[Referenc
         cost = sum(reference.moved(reference.arguments(seed))) / _MOST_BYTES[device]
         if taken and max(cost, reference.seconds / _MOST_SECONDS[device]) > 1:
             break
-        if cost > _BEYOND:
+        if cost > _BEYOND or reference.seconds > _SLOWEST * _MOST_SECONDS[device]:
+            most, longest = _BEYOND * _MOST_BYTES[device] >> 20, _SLOWEST * _MOST_SECONDS[device]
             raise MachineError(
-                f"the smallest workload takes {cost * _MOST_BYTES[device] / 2**20:.0f} MiB; the judge has "
-                f"{_BEYOND * _MOST_BYTES[device] >> 20} MiB on {device}",
+                f"its smallest workload takes {cost * _MOST_BYTES[device] / 2**20:.0f} MiB and {reference.seconds:.2g} s; "
+                f"the judge has {most} MiB and {longest:.2g} s for a call on {device}",
                 where=str(task.path),
             )
         taken.append((number, reference))
