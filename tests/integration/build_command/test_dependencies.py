@@ -50,6 +50,7 @@ def test_a_pinned_library_and_a_library_of_cuda(copy_project: Copy, kernel_build
     (project / "scale" / "other.cpp").write_text("#include <cutlass/version.h>\n")
     with (project / "build.toml").open("a") as file:
         file.write('[kernel.other]\nlanguage = "cpp-cuda"\ndepends = []\nsrc = ["scale/other.cpp"]\n')
+        file.write('cuda-capabilities = ["9.0"]\n')
     replace(project / "torch-ext" / "torch_binding.cpp", "#include", "#include <cutlass/version.h>\n#include")
     kernel_builder.build(project, "--variant", CUDA, "--no-load")
     (binary,) = (elf.read(path) for path in (project / "build" / CUDA).rglob("*.so"))
