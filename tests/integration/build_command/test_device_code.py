@@ -17,7 +17,7 @@ import torch
 from click.testing import CliRunner
 
 from kernel_builder.backends.cuda import toolkits
-from kernel_builder.backends.cuda.releases import DATA, known_capabilities
+from kernel_builder.backends.cuda.releases import DATA, KNOWN_CAPABILITIES
 from kernel_builder.cli import main
 from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
@@ -68,7 +68,7 @@ def clang(tools: Toolchains) -> list[str | Path]:
 @each(FAST + NAIVE)
 def test_clang(source: Path, tmp_path: Path) -> None:
     tools = Toolchains()
-    known = known_capabilities()  # CUDA 12 has older ones, which the kernels are not written for
+    known = KNOWN_CAPABILITIES  # CUDA 12 has older ones, which the kernels are not written for
     capabilities = [capability for capability in known[Release(12, 8)] if capability in known[Release(13, 0)]]
     targets = [f"--offload-arch=sm_{capability.replace('.', '')}" for capability in capabilities]
     compiles([*clang(tools), *targets, "-Wall", "-Wextra", "-Werror"], source, tmp_path / "object")
@@ -89,7 +89,7 @@ def test_clang_keeps_arrays_in_registers(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("release", [Release(13, 0), Release(13, 2)], ids=str)
 def test_nvcc(source: Path, release: Release, tmp_path: Path) -> None:
     toolkit = toolkits.toolkit(Toolchains(), release)
-    codes = [f"{major}{minor}" for major, minor in (str(known).split(".") for known in known_capabilities()[release])]
+    codes = [f"{major}{minor}" for major, minor in (str(known).split(".") for known in KNOWN_CAPABILITIES[release])]
     targets = [f"-gencode=arch=compute_{code},code=sm_{code}" for code in codes]
     warnings = ["-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra,-Werror"]
     assert toolkit.nvcc is not None

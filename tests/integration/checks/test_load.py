@@ -57,7 +57,7 @@ def test_a_variant_that_the_client_would_reject_is_skipped(
     "statement", ["import triton_that_is_absent", "from triton_that_is_absent.language import x", "from . import part"]
 )
 def test_a_module_that_this_machine_lacks_skips_the_check(load: Load, tmp_path: Path, statement: str) -> None:
-    """A machine without a GPU has no Triton. What users have is a question for the check `python-imports`."""
+    """A machine without a GPU has no Triton. The check `python-imports` knows the modules of users."""
     files = {"__init__.py": f"{statement}\n", "part.py": "import triton_that_is_absent\n"}
     report = load(assemble(tmp_path, "torch-cpu", None, files))
     assert report.findings == ()

@@ -65,7 +65,7 @@ def test_the_table_of_present_modules_is_what_torch_and_the_client_require() -> 
 
 
 def required(distribution: str) -> set[str]:
-    """Return the names of what an installed package requires on this machine, without extras."""
+    """Return the names of an installed package's requirements on this machine, without extras."""
     try:
         texts = metadata.requires(distribution) or []
     except metadata.PackageNotFoundError:

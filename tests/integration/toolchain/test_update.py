@@ -18,7 +18,7 @@ from .conftest import LIBRARIES as HEADER_LIBRARIES
 from .index_server import IndexServer, wheel
 
 _MATRIX = """\
-# What goes together.
+# Releases that go together.
 
 [hub]
 torch-releases = 2
@@ -32,7 +32,7 @@ torch-releases = 2
 # And this one is of nothing.
 """
 _CUDA = """\
-# What is known of CUDA.
+# The known releases of CUDA.
 
 # The first release.
 [torch."2.9"]
@@ -117,14 +117,14 @@ def torch_files() -> dict[str, bytes]:
 
 @pytest.fixture
 def index(wheel_files: dict[str, bytes], torch_files: dict[str, bytes]) -> Iterator[IndexServer]:
-    """An index with Torch 2.10, and what `release` adds."""
+    """An index with Torch 2.10, and the files that `release` adds."""
     with IndexServer(wheel_files | {name: data for name, data in torch_files.items() if "-2.10" in name}) as server:
         yield server
 
 
 @pytest.fixture
 def checkout(tmp_path: Path, index: IndexServer) -> Path:
-    """The tables of a builder that knows what is on the index."""
+    """The tables of a builder that knows all releases of the index."""
     root = tmp_path / "checkout"
     pinned = resolve(Index(index.url), COMPONENTS, Silent())
     for name, text in {MATRIX: _MATRIX, LOCK: lock.dumps(pinned), SHIMS: _SHIMS, CUDA: _CUDA}.items():

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.backends.cpu import CPU
-from kernel_builder.backends.cuda import CUDA, capabilities
+from kernel_builder.backends.cuda import CUDA
+from kernel_builder.backends.cuda.releases import capabilities
 from kernel_builder.backends.rocm import ROCM
 from kernel_builder.config import kernel_sources, matrix, offered
 from kernel_builder.config.project import Kernel, Project, TorchFramework

@@ -6,7 +6,7 @@ import pytest
 
 from kernel_builder.backends.cpu import CPU
 from kernel_builder.backends.cuda import CUDA
-from kernel_builder.backends.recognized import XPU
+from kernel_builder.config import known_backends
 from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi, TvmFfiAbi, Variant
 from kernel_format import variant as format_variant
 from kernel_format.errors import VariantError
@@ -17,7 +17,7 @@ NAMES = {
     "torch214-cxx11-cu130-x86_64-linux": Variant(FullAbi(Release(2, 14)), CUDA, Release(13, 0), X86),
     "torch29-cxx11-cpu-aarch64-linux": Variant(FullAbi(Release(2, 9)), CPU, None, ARM),
     "torch-stable-abi210-cu126-x86_64-linux": Variant(StableAbi(Release(2, 10)), CUDA, Release(12, 6), X86),
-    "torch-xpu": Variant(Noarch(), XPU),
+    "torch-xpu": Variant(Noarch(), known_backends.get("xpu")),
     "tvm-ffi01-cpu-aarch64-linux": Variant(TvmFfiAbi(Release(0, 1)), CPU, None, ARM),
     "tvm-ffi01-cu130-x86_64-linux": Variant(TvmFfiAbi(Release(0, 1)), CUDA, Release(13, 0), X86),
 }

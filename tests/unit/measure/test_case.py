@@ -1,4 +1,4 @@
-"""What a kernel cannot get away with when it is measured: unwritten results, and changed inputs."""
+"""A measurement finds unwritten results and changed inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The editions: 6 has what release 0.18 of the public builder added, 3 to 5 are compared with their converted files."""
+"""Edition 6 has the additions of the public release 0.18; editions 3 to 5 are compared with their converted files."""
 
 from __future__ import annotations
 
