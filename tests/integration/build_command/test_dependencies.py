@@ -1,4 +1,4 @@
-"""Header libraries that kernels depend on, and the headers of CUDA's libraries."""
+"""Header libraries, CUDA's libraries and other kernels that kernels depend on."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.config.project_files import read_project
-from kernel_builder.config.variant import Variant
-from kernel_builder.steps import compile_steps
-from kernel_builder.toolchain import Toolchains
-from kernel_format.errors import ToolchainError, VariantError
+from kernel_builder import elf
+from kernel_format.errors import ConfigError, ToolchainError, VariantError
 from tests.integration.build_command.conftest import FOR_CPU, Copy, Run, replace
 from tests.support.places import CPU, CUDA
 
@@ -44,39 +41,22 @@ def cutlass(tmp_path: Path) -> Path:
 
 
 def test_a_pinned_library_and_a_library_of_cuda(copy_project: Copy, kernel_builder: Run) -> None:
-    """Symbols of cuBLAS stay undefined: Torch's CUDA part loads it."""
+    """Symbols of cuBLAS stay undefined: Torch's CUDA part loads it. All sources of the backend see the library."""
     project = depend(copy_project("stable-scale"), "cutlass_3_8", "cutlass/cutlass.h", "cutlass/util/command_line.h")
     with (project / "scale" / "scale_cuda.cu").open("a") as source:
         source.write("#include <cutlass/version.h>\nstatic_assert(CUTLASS_MAJOR == 3 && CUTLASS_MINOR == 8);\n")
         source.write("#include <cublas_v2.h>\nint blas(cublasHandle_t* handle) { return cublasCreate(handle); }\n")
-    kernel_builder.build(project, "--variant", CUDA, "--no-load")
-    (binary,) = (project / "build" / CUDA).rglob("*.so")
-    assert b"cublasCreate_v2" in binary.read_bytes()
-
-
-def test_all_sources_of_a_backend_see_the_libraries_of_its_kernels(
-    copy_project: Copy, cutlass: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`[torch]` cannot name libraries. Those of its own kernel come first for a source."""
-    project = depend(copy_project("stable-scale"), "cutlass_4_5")
-    other = '[kernel.other]\nlanguage = "cpp-cuda"\ndepends = ["cutlass_3_8", "torch"]\nsrc = ["scale/other.cpp"]\n'
+        source.write('extern "C" int cuMemAlloc_v2();\nint memory() { return cuMemAlloc_v2(); }\n')
+    (project / "scale" / "other.cpp").write_text("#include <cutlass/version.h>\n")
     with (project / "build.toml").open("a") as file:
-        file.write(other)
-    (project / "scale" / "other.cpp").write_text("int other;\n")
-    monkeypatch.setenv("KERNEL_BUILDER_DEPENDENCIES", f"cutlass_4_5={cutlass}")
-    toolchains = Toolchains()
-    steps = compile_steps.drafts(read_project(project), Variant.parse(CUDA), toolchains)
-    seen = {
-        step.source: [name for name in (part.split("\0")[1] for part in step.argv if "\0" in part) if "cutlass" in name]
-        for step in steps
-    }
-    assert {source: list(dict.fromkeys(names)) for source, names in seen.items()} == {
-        "torch-ext/torch_binding.cpp": ["cutlass_3_8", "cutlass_4_5"],
-        "scale/scale_cuda.cu": ["cutlass_4_5", "cutlass_3_8"],
-        "scale/other.cpp": ["cutlass_3_8", "cutlass_4_5"],
-    }
-    cpu = compile_steps.drafts(read_project(project), Variant.parse(CPU), toolchains)
-    assert not any("cutlass" in part for step in cpu for part in step.argv)
+        file.write('[kernel.other]\nlanguage = "cpp-cuda"\ndepends = []\nsrc = ["scale/other.cpp"]\n')
+        file.write('cuda-capabilities = ["9.0"]\n')
+    replace(project / "torch-ext" / "torch_binding.cpp", "#include", "#include <cutlass/version.h>\n#include")
+    kernel_builder.build(project, "--variant", CUDA, "--no-load")
+    (binary,) = (elf.read(path) for path in (project / "build" / CUDA).rglob("*.so"))
+    assert "cublasCreate_v2" in {symbol.name for symbol in binary.undefined}
+    assert {"libtorch_cuda.so", "libcuda.so.1"} <= set(binary.needed), "the driver is named, since it is called"
+    assert not any("cublas" in library for library in binary.needed)
 
 
 def test_a_library_that_no_index_has_is_refused_before_anything_is_compiled(
@@ -121,3 +101,61 @@ def test_a_directory_of_another_version_is_refused(copy_project: Copy, cutlass: 
         expected = {"where": "", "message": message, "hint": ""}
         variables = {"KERNEL_BUILDER_DEPENDENCIES": given}
         kernel_builder.refuse(project, "--variant", CUDA, error=ToolchainError, **expected, **variables)
+
+
+BASE = "org/stable-scale"
+TOP = """\
+from kernels import get_kernel_dep
+
+base = get_kernel_dep("org/stable-scale")
+
+
+def doubled(x):
+    return base.scaled(x, 2.0)
+"""
+
+
+def write_top(directory: Path, *depends: str) -> Path:
+    """Write a project of Python alone that depends on version 1 of other kernels."""
+    package = directory / "torch-ext" / directory.name
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(TOP)
+    listed = ", ".join(f'{{ repo-id = "{depend}", version = 1 }}' for depend in depends)
+    (directory / "build.toml").write_text(
+        f'[general]\nname = "{directory.name}"\nversion = 1\nedition = 5\nlicense = "mit"\nbackends = ["cpu"]\n'
+        f'kernel-depends = [{listed}]\nhub.repo-id = "org/{directory.name}"\n[torch-noarch]\n'
+    )
+    return directory
+
+
+def test_a_kernel_that_depends_on_compiled_ones(copy_project: Copy, shared_cache: Path, tmp_path: Path) -> None:
+    """The ops of a dependency are not the project's. It may be a project of the command, or in LOCAL_KERNELS."""
+    versions, kernel_builder = [], Run(shared_cache)
+    for version in (1, 2):
+        versions.append(copy_project("stable-scale", f"scale-v{version}"))
+        replace(versions[-1] / "build.toml", "version = 1", f"version = {version}")
+    top = write_top(tmp_path / "top", BASE)
+
+    (package,) = kernel_builder.build(top, HF_HUB_CACHE=str(tmp_path / "empty"))["packages"]
+    reason = package["skipped-checks"]["load"]
+    assert "which cannot be loaded here: build its project in the same command" in reason
+
+    together = kernel_builder.build(top, *versions, "--backend", "cpu")["packages"]
+    assert [(built["project"], "load" in built["passed-checks"]) for built in together] == [
+        ("stable-scale (scale-v1)", True),
+        ("stable-scale (scale-v2)", True),
+        ("top", True),
+    ]
+    assert "ops" in together[2]["passed-checks"]
+
+    (top / "torch-ext" / "top" / "more.py").write_text("")
+    (local,) = kernel_builder.build(top, "--sandbox", "off", LOCAL_KERNELS=f"{BASE}={versions[0] / 'build'}")[
+        "packages"
+    ]
+    assert local["variant"] == "torch-cpu" and "load" in local["passed-checks"]
+
+
+def test_kernels_that_depend_on_each_other(kernel_builder: Run, tmp_path: Path) -> None:
+    one, two = write_top(tmp_path / "one", "org/two"), write_top(tmp_path / "two", "org/one")
+    expected = {"where": "kernel-depends", "message": "the kernels depend on each other: ", "hint": "remove one"}
+    kernel_builder.refuse(one, two, "--no-load", error=ConfigError, **expected)

@@ -108,6 +108,10 @@ def edit(package: Path, name: str, before: str, after: str) -> None:
     for module in package.glob("*.py"):
         if module.name != "_ops.py":
             shutil.copy(module, sources)
+    update_digest(package)
+
+
+def update_digest(package: Path) -> None:
     described = json.loads((package / "metadata.json").read_text())
     computed = kernels_data.Digest.hash_variant(kernels_data.DigestAlgorithm.SHA256, package)
     described["digest"]["files"] = dict(sorted(computed.files.items()))
@@ -125,10 +129,12 @@ def commits(hub: RunningHub, repo_id: str, revision: str) -> int:
     return len(hub.api().list_repo_commits(repo_id, repo_type="kernel", revision=revision))
 
 
-def put(hub: RunningHub, project: Path, repo_id: str = DOUBLING, **options: object) -> Published:
+def put(hub: RunningHub, project: Path, repo_id: str = DOUBLING, token: str = "any", **options: object) -> Published:
     """Publish a project without loading its packages."""
-    given = {"repo_id": repo_id, "endpoint": hub.url, "token": "any", "load": False, **options}
-    return publish(PublishRequest(project, **given))  # type: ignore[arg-type]
+    given = {"repo_id": repo_id, "endpoint": hub.url, "load": False, **options}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", token)
+        return publish(PublishRequest(project, **given))  # type: ignore[arg-type]
 
 
 @pytest.fixture
