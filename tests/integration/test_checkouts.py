@@ -1,19 +1,23 @@
-"""Third-party repositories: none of their code runs, and a commit has its own files."""
+"""Third-party repositories: none of their code runs, a commit has its own files, and changes of links are seen."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kernel_builder.config.changed import touched
+from kernel_builder.config.project_files import read_project
 from kernel_builder.hub.project_sources import published_files
 from kernel_builder.hub.verification import _checkout
-from kernel_builder.steps.provenance import GitState, git_state
+from kernel_builder.steps.provenance import GitState, git_state, provenance
 from kernel_format.errors import ConfigError, VerificationError
 from kernel_format.files import LFS_POINTER
 from tests.support.git import git
+from tests.support.places import PROJECTS
 
 pytestmark = pytest.mark.attack
 
@@ -184,3 +188,65 @@ def test_gitignore_limits_what_is_published_without_git(
         (kernel / "notes.md").write_bytes(content)
         with pytest.raises(ConfigError, match=message):
             published_files(kernel)
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    """A repository whose kernel has its device code by a link to a link."""
+    project = tmp_path / "kernels" / "stable-scale"
+    shutil.copytree(PROJECTS / "stable-scale", project, ignore=shutil.ignore_patterns("build"))
+    (project / "scale").rename(tmp_path / "shared")
+    (tmp_path / "kernels" / "scale").symlink_to("../shared")
+    (project / "scale").symlink_to("../scale")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "--message", "First")
+    return tmp_path
+
+
+def test_changes_are_seen_through_links(linked: Path) -> None:
+    """Also that of a link, though the files that it leads to are those of a commit."""
+    project = linked / "kernels" / "stable-scale"
+
+    def recorded(*files: str) -> Any:
+        return provenance(read_project(project), ["scale/scale_cpu.cpp", *files])["kernel"]
+
+    shutil.copytree(linked / "shared", linked / "other")
+    git(linked, "add", "other")
+    git(linked, "commit", "--quiet", "--message", "Second")
+    (linked / "unrelated").touch()
+    committed = {"commit": git(linked, "rev-parse", "HEAD"), "dirty": False}
+    assert recorded() == committed
+    for name in ("shared/scale_cpu.cpp", "kernels/stable-scale/torch-ext/stable_scale/__init__.py"):
+        with (linked / name).open("a") as stream:
+            stream.write("\n")
+        assert recorded()["dirty"], name
+        git(linked, "checkout", "--", ".")
+    for name in ("kernels/scale", "kernels/stable-scale/scale"):
+        (linked / name).unlink()
+        (linked / name).symlink_to(linked / "other")
+        assert recorded()["dirty"], name
+        git(linked, "checkout", "--", ".")
+    assert recorded() == committed
+    (project / "scale" / "rates.h").write_text("#define RATE 2\n")
+    assert recorded("scale/rates.h")["dirty"], "a header that no commit has"
+
+
+def test_files_of_a_submodule_are_compared_with_its_commit(linked: Path, tmp_path_factory: Any) -> None:
+    library = tmp_path_factory.mktemp("library")
+    git(library, "init", "--quiet")
+    (library / "rates.h").write_text("#define RATE 2\n")
+    git(library, "add", ".")
+    git(library, "commit", "--quiet", "--message", "First")
+    project = linked / "kernels" / "stable-scale"
+    git(linked, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(library), "third")
+    (project / "third").symlink_to("../../third")
+    git(linked, "add", ".")
+    git(linked, "commit", "--quiet", "--message", "Second")
+
+    def is_dirty() -> Any:
+        return provenance(read_project(project), ["third/rates.h"])["kernel"]["dirty"]
+
+    assert not is_dirty()
+    (linked / "third" / "rates.h").write_text("#define RATE 3\n")
+    assert is_dirty()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,28 +58,6 @@ def forget(project: Path, cache: Path, share: float) -> None:
             output.unlink()
 
 
-def test_killed_builds_leave_no_half_written_package(
-    copy_project: Callable[..., Path], new_cache: Callable[[str], Path], seconds: float
-) -> None:
-    project, cache = copy_project("stable-scale"), new_cache("cache")
-    environment = {**os.environ, "KERNEL_BUILDER_CACHE": str(cache)}
-    command = [*BUILDER, "build", str(project), "--variant", CPU, "--no-load"]
-    usual = seconds_of(command, environment)
-    expected = digests(project / "build")
-    end, kills = time.monotonic() + seconds, 0
-    while time.monotonic() < end:
-        forget(project, cache, random.choice([0.5, 1.0]))
-        kills += killed(command, environment, usual)
-        assert digests(project / "build") in ({}, expected)
-        for output in cache.glob("[ob]*/*/*.*o"):
-            recorded = output.with_name(f"{output.name}.sha256").read_text().split()[0]
-            assert hashlib.sha256(output.read_bytes()).hexdigest() == recorded, output
-        if kills % 10 == 9:
-            seconds_of(command, environment)
-            assert digests(project / "build") == expected
-    assert kills
-
-
 def published(url: str, repo_id: str) -> dict[str, str]:
     """Return the files of the packages on the branch of version 1, and the hashes of their content."""
     response = requests.get(f"{url}/api/kernels/{repo_id}/tree/v1?recursive=true", timeout=60)
@@ -90,25 +68,40 @@ def published(url: str, repo_id: str) -> dict[str, str]:
     }
 
 
-def test_killed_uploads_publish_all_or_nothing(
+def test_killed_builds_and_uploads_leave_no_half_written_package(
     hub: RunningHub, copy_project: Callable[..., Path], new_cache: Callable[[str], Path], seconds: float
 ) -> None:
-    project = copy_project("stable-scale")
-    environment = {**hub.environment, "KERNEL_BUILDER_CACHE": str(new_cache("cache"))}
-    seconds_of([*BUILDER, "build", str(project), "--variant", CPU, "--no-load"], environment)
+    project, cache = copy_project("stable-scale"), new_cache("cache")
+    environment = {**hub.environment, "KERNEL_BUILDER_CACHE": str(cache)}
 
     def upload(repo_id: str) -> list[str]:
         return [*BUILDER, "upload", str(project), "--repo-id", repo_id, "--no-load"]
 
-    usual = seconds_of(upload("org/whole"), environment)
-    expected = published(hub.url, "org/whole")
-    assert expected
-    end, kills = time.monotonic() + seconds, 0
+    def build(directory: Path) -> list[str]:
+        return [*BUILDER, "build", str(directory), "--variant", CPU, "--no-load"]
+
+    seconds_of(build(project), environment)
+    expected = digests(project / "build")
+    usual_upload = seconds_of(upload("org/whole"), environment)
+    whole = published(hub.url, "org/whole")
+    rebuilt = Path(shutil.copytree(project, project.with_name("rebuilt")))
+    forget(rebuilt, cache, 1.0)
+    usual_build = seconds_of(build(rebuilt), environment)
+    assert expected and whole
+    end, kills = time.monotonic() + 2 * seconds, Counter[str]()
     while time.monotonic() < end:
-        repo_id = f"org/k{kills}"
-        kills += killed(upload(repo_id), environment, usual)
-        assert published(hub.url, repo_id) in ({}, expected)
-        if kills % 10 == 9:
+        repo_id = f"org/k{kills['upload']}"
+        kills["upload"] += killed(upload(repo_id), environment, usual_upload)
+        assert published(hub.url, repo_id) in ({}, whole)
+        forget(rebuilt, cache, random.choice([0.5, 1.0]))
+        kills["build"] += killed(build(rebuilt), environment, usual_build)
+        assert digests(rebuilt / "build") in ({}, expected)
+        for output in cache.glob("[ob]*/*/*.*o"):
+            recorded = output.with_name(f"{output.name}.sha256").read_text().split()[0]
+            assert hashlib.sha256(output.read_bytes()).hexdigest() == recorded, output
+        if kills["build"] % 10 == 9:
             seconds_of(upload(repo_id), environment)
-            assert published(hub.url, repo_id) == expected
-    assert kills
+            assert published(hub.url, repo_id) == whole
+            seconds_of(build(rebuilt), environment)
+            assert digests(rebuilt / "build") == expected
+    assert kills["build"] and kills["upload"]

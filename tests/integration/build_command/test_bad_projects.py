@@ -36,6 +36,7 @@ pytestmark = pytest.mark.attack
 Edit = Callable[[Path], object]
 PACKAGE = "torch-ext/stable_scale"
 NOWHERE = "/dev/null/out"
+LATER, TVM_FFI = CPU.replace("210", "211"), "tvm-ffi01-cpu-x86_64-linux"
 
 
 def in_file(name: str, old: str, new: str) -> Edit:
@@ -117,6 +118,8 @@ def test_a_mistake_in_a_project_is_refused_before_compiling(
             *(VariantError, "cu126", "cannot be built here: needs CUDA 12.6; this builder has 13.0", "--cuda-home"),
         ),
         (unchanged, ("--variant", "torch-cpu"), VariantError, "torch-cpu", "is not a variant of the [torch]", CPU),
+        (unchanged, ("--variant", LATER), VariantError, LATER, "is not a variant of the [torch]", CPU),
+        (unchanged, ("--variant", TVM_FFI), VariantError, TVM_FFI, "is not a variant of the [torch]", CPU),
         (unchanged, (*FOR_CPU, "--out", __file__), PackageError, __file__, "is a file", "--out"),
         (unchanged, (*FOR_CPU, "--out", NOWHERE), PackageError, "/dev/null", "cannot be written", "--out"),
     ],

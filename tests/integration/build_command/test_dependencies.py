@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.config.project_files import read_project
-from kernel_builder.config.variant import Variant
-from kernel_builder.steps import compile_steps
-from kernel_builder.toolchain import Toolchains
+from kernel_builder import elf
 from kernel_format.errors import ConfigError, ToolchainError, VariantError
 from tests.integration.build_command.conftest import FOR_CPU, Copy, Run, replace
 from tests.support.places import CPU, CUDA
@@ -44,39 +41,22 @@ def cutlass(tmp_path: Path) -> Path:
 
 
 def test_a_pinned_library_and_a_library_of_cuda(copy_project: Copy, kernel_builder: Run) -> None:
-    """Symbols of cuBLAS stay undefined: Torch's CUDA part loads it."""
+    """Symbols of cuBLAS stay undefined: Torch's CUDA part loads it. All sources of the backend see the library."""
     project = depend(copy_project("stable-scale"), "cutlass_3_8", "cutlass/cutlass.h", "cutlass/util/command_line.h")
     with (project / "scale" / "scale_cuda.cu").open("a") as source:
         source.write("#include <cutlass/version.h>\nstatic_assert(CUTLASS_MAJOR == 3 && CUTLASS_MINOR == 8);\n")
         source.write("#include <cublas_v2.h>\nint blas(cublasHandle_t* handle) { return cublasCreate(handle); }\n")
-    kernel_builder.build(project, "--variant", CUDA, "--no-load")
-    (binary,) = (project / "build" / CUDA).rglob("*.so")
-    assert b"cublasCreate_v2" in binary.read_bytes()
-
-
-def test_all_sources_of_a_backend_see_the_libraries_of_its_kernels(
-    copy_project: Copy, cutlass: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`[torch]` cannot name libraries. Those of its own kernel come first for a source."""
-    project = depend(copy_project("stable-scale"), "cutlass_4_5")
-    other = '[kernel.other]\nlanguage = "cpp-cuda"\ndepends = ["cutlass_3_8", "torch"]\nsrc = ["scale/other.cpp"]\n'
+        source.write('extern "C" int cuMemAlloc_v2();\nint memory() { return cuMemAlloc_v2(); }\n')
+    (project / "scale" / "other.cpp").write_text("#include <cutlass/version.h>\n")
     with (project / "build.toml").open("a") as file:
-        file.write(other)
-    (project / "scale" / "other.cpp").write_text("int other;\n")
-    monkeypatch.setenv("KERNEL_BUILDER_DEPENDENCIES", f"cutlass_4_5={cutlass}")
-    toolchains = Toolchains()
-    steps = compile_steps.drafts(read_project(project), Variant.parse(CUDA), toolchains)
-    seen = {
-        step.source: [name for name in (part.split("\0")[1] for part in step.argv if "\0" in part) if "cutlass" in name]
-        for step in steps
-    }
-    assert {source: list(dict.fromkeys(names)) for source, names in seen.items()} == {
-        "torch-ext/torch_binding.cpp": ["cutlass_3_8", "cutlass_4_5"],
-        "scale/scale_cuda.cu": ["cutlass_4_5", "cutlass_3_8"],
-        "scale/other.cpp": ["cutlass_3_8", "cutlass_4_5"],
-    }
-    cpu = compile_steps.drafts(read_project(project), Variant.parse(CPU), toolchains)
-    assert not any("cutlass" in part for step in cpu for part in step.argv)
+        file.write('[kernel.other]\nlanguage = "cpp-cuda"\ndepends = []\nsrc = ["scale/other.cpp"]\n')
+        file.write('cuda-capabilities = ["9.0"]\n')
+    replace(project / "torch-ext" / "torch_binding.cpp", "#include", "#include <cutlass/version.h>\n#include")
+    kernel_builder.build(project, "--variant", CUDA, "--no-load")
+    (binary,) = (elf.read(path) for path in (project / "build" / CUDA).rglob("*.so"))
+    assert "cublasCreate_v2" in {symbol.name for symbol in binary.undefined}
+    assert {"libtorch_cuda.so", "libcuda.so.1"} <= set(binary.needed), "the driver is named, since it is called"
+    assert not any("cublas" in library for library in binary.needed)
 
 
 def test_a_library_that_no_index_has_is_refused_before_anything_is_compiled(

@@ -72,7 +72,7 @@ def present(root: Path) -> set[str]:
 WHOLE = {"trees/tree", *(f"trees/tree/{name}" for name in ("manifest.json", "tree", "tree/bin", "tree/bin/tool"))}
 
 
-def test_a_tree_is_whole_and_alone_whenever_itsmake_treer_is_killed(tmp_path: Path) -> None:
+def test_a_tree_is_whole_and_alone_whenever_its_maker_is_killed(tmp_path: Path) -> None:
     killed = 0
 
     def obtain() -> None:

@@ -15,10 +15,8 @@ from kernel_builder.config import kernel_sources, matrix, offered
 from kernel_builder.config.project import Kernel, Project, TorchFramework
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, Variant
-from kernel_builder.steps import buildable
-from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import VariantError
-from tests.support.newest import BEFORE, LAST_FOR_CUDA_12, NEWEST, cuda_backends, full_abi
+from tests.support.newest import BEFORE, NEWEST, cuda_backends, full_abi
 from tests.support.places import PROJECTS
 
 X86_64 = "x86_64-linux"
@@ -133,25 +131,6 @@ def test_a_source_of_several_kernels_is_compiled_once_with_the_flags_of_all() ->
     assert unlimited.cuda_capabilities is None
 
 
-def test_the_nearest_reason_is_that_of_this_platform(full: Project) -> None:
-    last = with_torch(full, minver=LAST_FOR_CUDA_12, maxver=LAST_FOR_CUDA_12)
-    old = with_cuda(replace(last, backends=(CUDA,)), maxver=Release(12, 9))
-    variant = full_abi(LAST_FOR_CUDA_12, "cu126")
-    with pytest.raises(VariantError, match=rf"{variant}: needs CUDA 12\.6; this builder has 13"):
-        buildable.available(old, Toolchains(cuda_compiler="nvcc"))
-    assert [available.name for available in buildable.available(old, Toolchains())[0]] == [variant]
-
-
-def test_a_stable_abi_without_headers_is_refused(stable: Project) -> None:
-    def oldest(release: Release) -> Project:
-        return with_torch(stable, stable_abi=dict.fromkeys(stable.backends, release))
-
-    variants, _ = buildable.available(oldest(Release(2, 9)), Toolchains())
-    assert variants[0].name == "torch-stable-abi29-cpu-x86_64-linux"
-    with pytest.raises(VariantError, match=r"the oldest that can be targeted is 2\.9"):
-        buildable.available(oldest(Release(2, 8)), Toolchains())
-
-
 def test_a_kernel_needs_a_capability_that_the_compiler_and_the_platform_have() -> None:
     kernel = Kernel("k", CUDA, (), (), cuda_capabilities=("5.0", "8.7"))
     assert capabilities(kernel, Release(13, 0), "aarch64-linux") == ("8.7",)
@@ -185,26 +164,6 @@ def test_without_capabilities_a_kernel_gets_all_and_ptx_of_the_newest() -> None:
     assert sum("PTX" in capability for capability in every) == 1
     # Jetson's capabilities are compiled for aarch64 only.
     assert set(capabilities(kernel, Release(13, 0), "aarch64-linux")) - set(every) == {"8.7", "11.0"}
-
-
-@pytest.mark.parametrize(
-    ("project", "name"),
-    [
-        ("stable-scale", "torch-stable-abi211-cpu-x86_64-linux"),
-        ("stable-scale", "torch29-cxx11-cpu-x86_64-linux"),
-        ("stable-scale", "torch-cpu"),
-        ("full-scale", "torch-stable-abi210-cpu-x86_64-linux"),
-        ("python-only", "torch213-cxx11-cpu-x86_64-linux"),
-        ("python-only", "torch-xpu"),
-        ("tvm-scale", "tvm-ffi02-cpu-x86_64-linux"),
-        ("tvm-scale", "torch215-cxx11-cpu-x86_64-linux"),
-        ("full-scale", "tvm-ffi01-cpu-x86_64-linux"),
-    ],
-)
-def test_a_variant_that_the_project_rules_out_is_refused(project: str, name: str) -> None:
-    read = read_project(PROJECTS / project)
-    with pytest.raises(VariantError, match=rf"is not a variant of the \[{read.framework.table}\]"):
-        offered.check_offered(read, Variant.parse(name))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -39,18 +38,6 @@ def keys(of: Binary) -> dict[str, str]:
 
 BINDING, SOURCE, HEADER = "torch-ext/torch_binding.cpp", "scale/scale_cpu.cpp", "scale/scale.h"
 LANGUAGE = 'language = "cpp-cpu"'
-
-
-def test_identical_steps_are_merged(copy_project: Copy) -> None:
-    """Variants with the same binary share steps, and so do equal projects in different directories."""
-    first, second = copy_project("stable-scale", "one"), copy_project("stable-scale", "elsewhere/two, größer")
-    for path in second.rglob("*"):
-        os.utime(path, (1, 1))
-    planned = graph([first, second], CPU, full_abi(BEFORE, "cpu"), full_abi(NEWEST, "cpu"))
-    assert len(planned.variants) == 6
-    assert len(planned.binaries) == 1
-    assert len(planned.compiles) == 2
-    assert len(planned.variants_of(planned.compiles[0])) == 6
 
 
 def test_one_more_torch_release_compiles_its_binding_only(copy_project: Copy) -> None:
