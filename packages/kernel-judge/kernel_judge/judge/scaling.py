@@ -77,8 +77,8 @@ def fitting_workloads(task: Task, device: str, seed: int) -> tuple[list[Referenc
         if cost > _BEYOND or reference.seconds > _SLOWEST * _MOST_SECONDS[device]:
             most, longest = _BEYOND * _MOST_BYTES[device] >> 20, _SLOWEST * _MOST_SECONDS[device]
             raise MachineError(
-                f"its smallest workload takes {cost * _MOST_BYTES[device] / 2**20:.0f} MiB and {reference.seconds:.2g} s; "
-                f"the judge has {most} MiB and {longest:.2g} s for a call on {device}",
+                f"its smallest workload takes {int(cost * _MOST_BYTES[device]) >> 20} MiB and "
+                f"{reference.seconds:.2g} s; the judge has {most} MiB and {longest:.2g} s for a call on {device}",
                 where=str(task.path),
             )
         taken.append((number, reference))
