@@ -101,8 +101,8 @@ newest-client: .venv/ready
 # The builds fetch Triton and CuTe DSL, without which tests are skipped.
 nightly: .venv/ready arm64-python packages
 	.venv/bin/uv pip install --quiet --python .venv atheris
-	for project in aot_kernels/moe_routing cute_kernels/row_norm; do \
-		.venv/bin/kernel-builder build tests/$$project --capability 9.0 --no-load \
+	for project in triton/moe_routing cute-dsl/row_norm; do \
+		.venv/bin/kernel-builder build examples/$$project --capability 9.0 --no-load \
 			--variant torch-stable-abi210-cu130-x86_64-linux --out .venv/$$project || exit 1; done
 	.venv/bin/python -m pytest -m nightly tests packages $(KERNELS:%=%/tests) $(PYTEST)
 	.venv/bin/python -m pytest tests/integration/test_aot.py tests/integration/test_cute_dsl.py $(PYTEST)

@@ -228,8 +228,8 @@ CAPABILITIES = ("8.0", "8.9", "9.0", "10.0", "12.0")
 
 def triton(workspace: Workspace) -> tuple[list[str], Values]:
     """Build the tests' Triton kernels ahead of time, with a cache that has nothing of them."""
-    names = sorted(path.name for path in (ROOT / "tests/aot_kernels").iterdir())
-    projects = [workspace.project("triton", f"tests/aot_kernels/{name}") for name in names]
+    names = sorted(path.name for path in (ROOT / "examples/triton").iterdir())
+    projects = [workspace.project("triton", f"examples/triton/{name}") for name in names]
     for project in projects:
         aot = project / "aot.toml"
         aot.write_text(f"capabilities = {json.dumps(CAPABILITIES)}\n{aot.read_text()}")

@@ -116,7 +116,7 @@ def _triton(values: Mapping[str, Any]) -> Row:
         "at most 120 s",
         f"{values['seconds']:.0f} s, {values['cpu-seconds']:.0f} s of CPU time",
         values["seconds"] <= 120,
-        "The kernels are those of tests/aot_kernels; the compilers are cached.",
+        "The kernels are those of examples/triton; the compilers are cached.",
     )
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/triton_aot.py PROJECT... --json triton-aot.json
 
-A PROJECT is a directory like tests/aot_kernels/rms_norm, built here: `build/` has its package for the machine's CUDA
+A PROJECT is a directory like examples/triton/rms_norm, built here: `build/` has its package for the machine's CUDA
 and its Python-only package. The machine needs Torch and the Triton release that aot.toml names, and no network.
 
 First calls are measured in fresh processes, just in time with an empty cache of Triton. Host times are of bursts of

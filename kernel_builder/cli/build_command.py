@@ -16,16 +16,12 @@ from kernel_builder.checks.findings import summary_lines
 from kernel_builder.cli import report_error
 from kernel_builder.cli.shared_options import (
     allow_option,
-    backends_option,
-    build_jobs_option,
     json_option,
     load_option,
     owner_option,
-    public_build_options,
+    selection_options,
     table,
     toolchain_options,
-    variants_option,
-    whole_option,
 )
 from kernel_builder.config.variant import PLATFORMS
 from kernel_builder.pipeline import BuildRequest, BuildSummary
@@ -101,8 +97,7 @@ def _print_table(summary: BuildSummary) -> None:
 
 @click.command()
 @click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
-@variants_option
-@backends_option
+@selection_options
 @click.option(
     "--platform",
     "platforms",
@@ -110,7 +105,6 @@ def _print_table(summary: BuildSummary) -> None:
     type=click.Choice([*PLATFORMS, "all"]),
     help="Build for this platform; may be repeated. [default: this machine's]",
 )
-@whole_option
 @click.option(
     "--capability",
     "capabilities",
@@ -120,8 +114,6 @@ def _print_table(summary: BuildSummary) -> None:
 )
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write packages here instead of DIR/build.")
 @owner_option
-@build_jobs_option
-@public_build_options
 @toolchain_options
 @load_option
 @allow_option

@@ -35,23 +35,27 @@ owner_option = click.option(
     f"[default: ${VARIABLE}, or else the owner in [general.hub] repo-id]",
 )
 
-# Selection of variants.
-variants_option = click.option(
-    "--variant", "variants", multiple=True, metavar="NAME", help="Build only this variant; may be repeated."
-)
-backends_option = click.option(
-    "--backend", "backends", multiple=True, type=click.Choice(known_backends.NAMES), help="Build only for it."
-)
 whole_option = click.option(
     "--all", "whole", is_flag=True, help="Take the whole matrix, not only the variants that the Hub asks for."
 )
-build_jobs_option = click.option(
-    "-j", "--jobs", "--max-jobs", "--cores", "jobs", type=click.IntRange(min=1), help="The most CPU cores to use."
-)
 # Options of the public tool, accepted for scripts.
-public_build_options = click.option("-L", "--print-build-logs", is_flag=True, hidden=True, expose_value=False)
+_public_build_option = click.option("-L", "--print-build-logs", is_flag=True, hidden=True, expose_value=False)
 public_shell_options = together(
-    public_build_options, click.option("--max-jobs", "--cores", type=int, hidden=True, expose_value=False)
+    _public_build_option, click.option("--max-jobs", "--cores", type=int, hidden=True, expose_value=False)
+)
+# The variants to build: arguments of `BuildRequest`.
+selection_options = together(
+    click.option(
+        "--variant", "variants", multiple=True, metavar="NAME", help="Build only this variant; may be repeated."
+    ),
+    click.option(
+        "--backend", "backends", multiple=True, type=click.Choice(known_backends.NAMES), help="Build only for it."
+    ),
+    whole_option,
+    click.option(
+        "-j", "--jobs", "--max-jobs", "--cores", "jobs", type=click.IntRange(min=1), help="The most CPU cores to use."
+    ),
+    _public_build_option,
 )
 
 # Compilers and headers: arguments of `Toolchains`.

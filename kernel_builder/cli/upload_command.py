@@ -16,16 +16,12 @@ from kernel_builder.cli import print_notices
 from kernel_builder.cli.build_command import print_summary, run
 from kernel_builder.cli.shared_options import (
     allow_option,
-    backends_option,
-    build_jobs_option,
     directory_argument,
     json_option,
     load_option,
     owner_option,
-    public_build_options,
+    selection_options,
     together,
-    variants_option,
-    whole_option,
 )
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import this_platform
@@ -108,11 +104,7 @@ def upload(directory: Path, build: bool, quiet: bool, as_json: bool, output_json
 
 @click.command()
 @_publish_options
-@variants_option
-@backends_option
-@whole_option
-@build_jobs_option
-@public_build_options
+@selection_options
 def build_and_upload(quiet: bool, as_json: bool, output_json: Path | None, **options: Any) -> None:
     """Run `build`, then `upload`.
 

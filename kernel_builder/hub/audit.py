@@ -98,7 +98,6 @@ def audit(
     load: bool = False,
     signers: Sequence[str] = (),
     endpoint: str | None = None,
-    token: str | None = None,
 ) -> Audit:
     """Read the packages of a kernel, and describe them.
 
@@ -108,7 +107,6 @@ def audit(
         load: Download everything, and run the checks that load the packages, in a sandbox.
         signers: Trusted signers, as for `verify`.
         endpoint: The address of the Hub. None: `$HF_ENDPOINT`, or else huggingface.co.
-        token: The token. None: `$HF_TOKEN`, or else the token of `hf auth login`.
 
     Raises:
         HubError: If there is no such kernel, or the Hub cannot be reached.
@@ -117,7 +115,7 @@ def audit(
     trusted = read_signers(signers)
     environment = fit.this_environment()
     with ExitStack() as stack:
-        opened = _open(name, stack, whole=load, endpoint=endpoint, token=token)
+        opened = _open(name, stack, whole=load, endpoint=endpoint)
         packages = [HubPackage(directory) for directory in opened.packages]
         names = [name for name in checks.CHECKS if opened.files is None or name not in _WHOLE_FILES]
         reports = checks.run_all(opened.packages, only=names, load=load)
@@ -127,10 +125,8 @@ def audit(
         )
         changes = None
         if since is not None:
-            earlier = _open(
-                since if opened.repository is None else f"{opened.repository.repo_id}@{since}",
-                stack, whole=False, endpoint=endpoint, token=token,
-            )  # fmt: skip
+            at_since = f"{opened.repository.repo_id}@{since}" if opened.repository else since
+            earlier = _open(at_since, stack, whole=False, endpoint=endpoint)
             changes = _api_changes(list(map(HubPackage, earlier.packages)), packages)
             opened.downloaded += earlier.downloaded
         changed = {audited.variant for audited in variants if audited.changes}
@@ -152,13 +148,13 @@ class _Opened:
     files: Mapping[str, RemoteFile] | None = None  # None if all files are here
 
 
-def _open(name: str, stack: ExitStack, *, whole: bool, endpoint: str | None, token: str | None) -> _Opened:
+def _open(name: str, stack: ExitStack, *, whole: bool, endpoint: str | None) -> _Opened:
     if Path(name).is_dir():
         directory = Path(name).resolve()
         opened = _Opened(name, _packages(directory / "build") or _packages(directory))
     else:
         repo_id, _, revision = name.partition("@")
-        repository = RemoteRepository(repo_id, endpoint=endpoint, token=token)
+        repository = RemoteRepository(repo_id, endpoint=endpoint)
         commit = newest_commit(repository, revision or None)
         root = stack.enter_context(temporary_directory())
         listed = repository.files(commit)

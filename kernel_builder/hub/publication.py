@@ -32,7 +32,6 @@ class PublishRequest:
             metadata states that they have not run on their hardware. `api-change`: publish an API that breaks callers
             of this version. `large-file`: publish sources of any size.
         endpoint: The address of the Hub. None: `$HF_ENDPOINT`, or else huggingface.co.
-        token: The token. None: `$HF_TOKEN`, or else the token of `hf auth login`.
     """
 
     directory: Path
@@ -47,7 +46,6 @@ class PublishRequest:
     load: bool = True
     allow: tuple[str, ...] = ()
     endpoint: str | None = None
-    token: str | None = None
 
     @property
     def new_owner(self) -> str | None:

@@ -101,7 +101,7 @@ def _prepared(request: PublishRequest, progress: Progress) -> _Publication:
         )
     branch = request.branch or project.hub_branch or f"v{project.version}"
     _check_branch(branch, project)
-    repository = RemoteRepository(project.hub_repo_id, endpoint=request.endpoint, token=request.token)
+    repository = RemoteRepository(project.hub_repo_id, endpoint=request.endpoint)
     if not request.dry_run:
         repository.require_write()
     checked = checked_packages(project, progress, load=request.load, allow=request.allowed_checks)

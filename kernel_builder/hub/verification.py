@@ -95,7 +95,6 @@ def verify(
     require_signature: bool = False,
     progress: Progress | None = None,
     endpoint: str | None = None,
-    token: str | None = None,
 ) -> Verification:
     """Download a published kernel and check it.
 
@@ -108,7 +107,6 @@ def verify(
         require_signature: Fail variants without a signature.
         progress: Receives messages about toolchain downloads and rebuilds.
         endpoint: The address of the Hub. None: `$HF_ENDPOINT`, or else huggingface.co.
-        token: The token. None: `$HF_TOKEN`, or else the token of `hf auth login`.
 
     Raises:
         HubError: If there is no such kernel, or the Hub cannot be reached.
@@ -117,7 +115,7 @@ def verify(
     """
     trusted = read_signers(signers)
     repo_id, _, revision = name.partition("@")
-    repository = RemoteRepository(repo_id, endpoint=endpoint, token=token)
+    repository = RemoteRepository(repo_id, endpoint=endpoint)
     revision = newest_commit(repository, revision or None)
     with temporary_directory() as temporary:
         root = temporary / "published"

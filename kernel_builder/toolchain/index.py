@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,24 +43,19 @@ _TIMEOUT = (10.0, 60.0)  # seconds to connect, and between two reads
 _CHUNK = 1 << 15  # bytes between two progress reports; a broken connection loses at most one chunk
 
 
-def configured_url(environment: Mapping[str, str] = os.environ) -> str | None:
+def configured_url() -> str | None:
     """Return the index that pip or uv is set to use on this machine, or None where neither is set.
 
     The environment variables of both tools come first. pip reads its own configuration files.
     """
     for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"):
-        if value := environment.get(name):
+        if value := os.environ.get(name):
             return value
     # Environments that uv makes have no pip. Any other pip reads the same files of the user and the system.
     pip = [sys.executable, "-m", "pip"] if find_spec("pip") else [shutil.which("pip") or ""]
     try:
         done = subprocess.run(
-            [*pip, "config", "get", "global.index-url"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-            env=dict(environment),
+            [*pip, "config", "get", "global.index-url"], capture_output=True, text=True, check=True, timeout=60
         )
     except (OSError, subprocess.SubprocessError):  # no pip, no such setting, or a file that pip cannot read
         return None

@@ -31,7 +31,7 @@ def _cute_dsl() -> None:
 
 def project(directory: Path, change: Callable[[str], str] = lambda text: text, capabilities: str = '["9.0"]') -> Path:
     """Return the example with one op and one dtype."""
-    example = ROOT / "tests/cute_kernels/row_norm"
+    example = ROOT / "examples/cute-dsl/row_norm"
     shutil.copytree(example, directory, ignore=shutil.ignore_patterns("build", "__pycache__"))
     table = (directory / "aot.toml").read_text().partition("[op.rms_norm]")[0]
     table = table.replace('["float16", "bfloat16", "float32"]', '["float32"]')

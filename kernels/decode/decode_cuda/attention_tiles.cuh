@@ -188,32 +188,34 @@ struct Queries {
 
   // `shared` has kSharedVectors vectors. All threads of the block call this.
   __device__ __forceinline__ Queries(const Tiles<T, kChunks>& tiles, uint4* shared) : shared(shared + tiles.lane) {
-    const Attention& problem = tiles.problem;
-    const auto load = [&](int head, uint4(&vectors)[kVectors]) {
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        const int element = i * 32 + tiles.t * 8;
-        const char* const from =
-            at(problem.query, tiles.batch, tiles.first_head + min(head, tiles.heads - 1), 0, sizeof(T));
-        const uint4 word = load_word(tiles.vector_at(from, element));
-        vectors[i] = head < tiles.heads && element < tiles.elements ? word : uint4{};
-      }
-      if (problem.rotary.cos == nullptr) return;
-      rotate<T, kChunks>(vectors, problem.rotary, problem.rotary.query_weight, tiles.batch, tiles.t);
-    };
     if constexpr (kIsShared) {
       static_assert(!kWide);
       uint4 vectors[kVectors];
-      load(tiles.g, vectors);
+      read(tiles, tiles.g, vectors);
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
         if (tiles.warp == 0) shared[i * kWarp + tiles.lane] = vectors[i];
       }
       __syncthreads();
     } else {
-      load(tiles.g, low);
-      if constexpr (kWide) load(tiles.g + 8, high);
+      read(tiles, tiles.g, low);
+      if constexpr (kWide) read(tiles, tiles.g + 8, high);
     }
+  }
+
+  // Reads the vectors of a head; zeros past the end. Not a lambda, which clang would call.
+  static __device__ __forceinline__ void read(const Tiles<T, kChunks>& tiles, int head, uint4 (&vectors)[kVectors]) {
+    const Attention& problem = tiles.problem;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int element = i * 32 + tiles.t * 8;
+      const char* const from =
+          at(problem.query, tiles.batch, tiles.first_head + min(head, tiles.heads - 1), 0, sizeof(T));
+      const uint4 word = load_word(tiles.vector_at(from, element));
+      vectors[i] = head < tiles.heads && element < tiles.elements ? word : uint4{};
+    }
+    if (problem.rotary.cos == nullptr) return;
+    rotate<T, kChunks>(vectors, problem.rotary, problem.rotary.query_weight, tiles.batch, tiles.t);
   }
 
   __device__ __forceinline__ uint4 low_at(int i) const { return kIsShared ? shared[i * kWarp] : low[i]; }

@@ -44,13 +44,20 @@ struct Layers {
   int cluster;  // blocks that share a tile
 };
 
+// One of several weights. clang would choose between their addresses, and put them into local memory.
+#if defined(__clang__)
+using Chosen = Weight;
+#else
+using Chosen = const Weight&;
+#endif
+
 // The work of a block.
 struct Tile {
   Weight low, high;           // the layers of the first and the last eight rows of the tile
   int64_t low_row, high_row;  // the first of each eight
   int64_t output;             // the column of `out` of the first row
 
-  __device__ Tile(const Layers& layers, int block) {
+  __device__ __forceinline__ Tile(const Layers& layers, int block) {
     const bool gated = layers.activation != Activation::none;
     int layer = 0;
     if (!gated) {
@@ -58,11 +65,11 @@ struct Tile {
       for (int i = 1; i < kMostWeights; ++i) layer = block >= layers.first_block[i] ? i : layer;
     }
     // Without an index that is known at run time only, which would put the parameters into local memory.
-    low = layer == 0 ? layers.weights[0] : layer == 1 ? layers.weights[1] : layers.weights[2];
+    low = layer == 0 ? Chosen(layers.weights[0]) : layer == 1 ? Chosen(layers.weights[1]) : Chosen(layers.weights[2]);
     const int first = layer == 0 ? 0 : layer == 1 ? layers.first_block[1] : layers.first_block[2];
     const int64_t before = layer == 0 ? 0 : layer == 1 ? layers.first_output[1] : layers.first_output[2];
     low_row = static_cast<int64_t>(block - first) * (gated ? kTile / 2 : kTile);
-    high = gated ? layers.weights[1] : low;
+    high = gated ? Chosen(layers.weights[1]) : Chosen(low);
     high_row = gated ? low_row : low_row + kTile / 2;
     output = before + low_row;
   }

@@ -235,17 +235,19 @@ def test_the_index_that_pip_or_uv_is_set_to_use(tmp_path: Path, monkeypatch: pyt
     configuration.write_text("[global]\nindex-url = http://from.file/simple\n")
     named = tmp_path / "named.conf"
     named.write_text("[global]\nindex-url = http://from.named/simple\n")
-    environment = {"XDG_CONFIG_HOME": str(tmp_path / "xdg")}
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
     expected = [
         ("PIP_CONFIG_FILE", str(named), "http://from.named/simple"),
         ("UV_INDEX_URL", "http://from.uv/simple", "http://from.uv/simple"),
         ("UV_DEFAULT_INDEX", "http://from.uv2/simple", "http://from.uv2/simple"),
         ("PIP_INDEX_URL", "http://from.pip/simple", "http://from.pip/simple"),
     ]
-    assert configured_url(environment) == "http://from.file/simple"
+    for name, *_ in expected:
+        monkeypatch.delenv(name, raising=False)
+    assert configured_url() == "http://from.file/simple"
     for name, value, url in expected:  # each setting takes precedence over those above it
-        environment[name] = value
-        assert configured_url(environment) == url
+        monkeypatch.setenv(name, value)
+        assert configured_url() == url
 
 
 def test_credentials_are_sent_to_the_index_only_and_never_shown(

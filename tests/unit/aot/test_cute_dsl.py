@@ -15,7 +15,7 @@ from kernel_builder.config import aot_toml
 from kernel_format.errors import ConfigError
 from tests.support.places import ROOT
 
-EXAMPLE = ROOT / "tests/cute_kernels/row_norm"
+EXAMPLE = ROOT / "examples/cute-dsl/row_norm"
 
 
 def test_sizes_of_tensors_become_conditions_and_compiled_values() -> None:

@@ -48,11 +48,14 @@ class Editor:
             new.meta.pop("example_value", None)
         return new
 
-    def insert_view(self, before: Node, name: str, x: Node, *args: Any) -> Node:
-        """Insert a call of a method that returns a view of `x`."""
+    def insert_view(self, before: Node, target: Any, x: Node, *args: Any, **kwargs: Any) -> Node:
+        """Insert a call of a function, or of a method by its name, that returns a view of `x`."""
+        kind, call = "call_function", target
+        if isinstance(target, str):
+            kind, call = "call_method", getattr(Tensor, target)
         with self._graph.inserting_before(before):
-            new = self._graph.call_method(name, (x, *args))
-        new.meta = {"example_value": getattr(value(x), name)(*args)}
+            new = self._graph.create_node(kind, target, (x, *args), kwargs)
+        new.meta = {"example_value": call(value(x), *map(value, args), **kwargs)}
         return new
 
     def insert_part(self, before: Node, results: Node, index: int, like: Node) -> Node:
@@ -62,11 +65,7 @@ class Editor:
     def repeat_views(self, before: Node, views: Iterable[Node], x: Node) -> Node:
         """Insert the views that the nodes `views` make, of `x`."""
         for view in views:
-            with self._graph.inserting_before(before):
-                new = self._graph.create_node(view.op, view.target, (x, *view.args[1:]), dict(view.kwargs))
-            call = view.target if view.op == "call_function" else getattr(Tensor, str(view.target))
-            new.meta = {"example_value": call(value(x), *map(value, view.args[1:]), **view.kwargs)}
-            x = new
+            x = self.insert_view(before, view.target, x, *view.args[1:], **view.kwargs)
         return x
 
     def replace_by_call(self, node: Node, function: Any, args: Any, kwargs: Any = None) -> Node:

@@ -70,8 +70,7 @@ def _table(editor: Editor, place: Node, table: Node, part: Any, dim: Optional[in
         return known
     node = table
     if part is not None:
-        node = editor.insert(before, part, (table,))
-        node.meta["example_value"] = part(value(table))
+        node = editor.insert_view(before, part, table)
     if value(node).stride(-1) != 1:
         node = editor.insert_view(before, "contiguous", node)
     if dim is not None:

@@ -123,10 +123,12 @@ def commits(hub: RunningHub, repo_id: str, revision: str) -> int:
     return len(hub.api().list_repo_commits(repo_id, repo_type="kernel", revision=revision))
 
 
-def put(hub: RunningHub, project: Path, repo_id: str = DOUBLING, **options: object) -> Published:
+def put(hub: RunningHub, project: Path, repo_id: str = DOUBLING, token: str = "any", **options: object) -> Published:
     """Publish a project without loading its packages."""
-    given = {"repo_id": repo_id, "endpoint": hub.url, "token": "any", "load": False, **options}
-    return publish(PublishRequest(project, **given))  # type: ignore[arg-type]
+    given = {"repo_id": repo_id, "endpoint": hub.url, "load": False, **options}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", token)
+        return publish(PublishRequest(project, **given))  # type: ignore[arg-type]
 
 
 @pytest.fixture

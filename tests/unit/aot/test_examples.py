@@ -1,4 +1,4 @@
-"""The Triton projects of tests/aot_kernels are completed by their launch functions, without Triton."""
+"""The Triton projects of examples/triton are completed by their launch functions, without Triton."""
 
 import pytest
 
@@ -34,7 +34,7 @@ from tests.support.places import ROOT
     ],
 )
 def test_ops_are_completed(project, op, schema, kernels):
-    root = ROOT / "tests" / "aot_kernels" / project
+    root = ROOT / "examples" / "triton" / project
     ops = {found.name: found for found in read_ops(root, aot_toml.read(root))}
     assert ops[op].schema == schema
     assert len(list(variants(ops[op]))) == kernels
