@@ -7,7 +7,6 @@ from kernel_builder.config import matrix
 from kernel_builder.config.variant import Release
 
 BEFORE, NEWEST = matrix.load().torch[-2:]
-LAST_FOR_CUDA_12 = max(torch for torch, cuda in CUDA.published().items() if cuda[0] and cuda[0].major == 12)
 
 
 def full_abi(release: Release, backend: str, platform: str = "x86_64-linux") -> str:

@@ -12,12 +12,8 @@ from tests.support.places import ROOT
 
 
 @pytest.fixture
-def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+def pages(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-
-
-@pytest.fixture
-def pages(benchmarks: None) -> ModuleType:
     import pages
 
     return pages

@@ -71,12 +71,6 @@ def scale(_built: Callable[..., Path], tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def without_torch(_built: Callable[..., Path], tmp_path: Path) -> Path:
-    """A project on TVM FFI with a package for this machine's CPU."""
-    return Path(shutil.copytree(_built("tvm-scale", "tvm-ffi01-cpu-x86_64-linux"), tmp_path / "tvm-scale"))
-
-
-@pytest.fixture
 def doubling(_built: Callable[..., Path], tmp_path: Path) -> Path:
     """A Python project with packages for CPU and CUDA."""
     return Path(shutil.copytree(_built("python-only"), tmp_path / "python-only"))

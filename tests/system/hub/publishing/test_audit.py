@@ -37,17 +37,11 @@ def pad(package: Path, size: int) -> None:
     update_digest(package)
 
 
-@pytest.fixture
-def both(scale: Path) -> Path:
-    """The compiled project with a package for CUDA too."""
+def test_a_kernel_is_described_from_a_small_part_of_its_bytes(hub: RunningHub, scale: Path) -> None:
     run_builder(os.environ, "build", scale, "--variant", CUDA, "--no-load", check=True)
-    return scale
-
-
-def test_a_kernel_is_described_from_a_small_part_of_its_bytes(hub: RunningHub, both: Path) -> None:
-    pad(both / "build" / CUDA, 35_000_000)
-    put(hub, both, SCALE)
-    local, remote = audit(str(both)), audit(f"{SCALE}@v1", endpoint=hub.url)
+    pad(scale / "build" / CUDA, 35_000_000)
+    put(hub, scale, SCALE)
+    local, remote = audit(str(scale)), audit(f"{SCALE}@v1", endpoint=hub.url)
     assert 0 < remote.downloaded <= 2_000_000
     assert remote == replace(local, name=remote.name, downloaded=remote.downloaded)
     assert remote.loads == CPU
@@ -55,7 +49,7 @@ def test_a_kernel_is_described_from_a_small_part_of_its_bytes(hub: RunningHub, b
     assert of_cpu.changes == () and of_cuda.changes == ("Torch for CUDA 13.0 and later 13.x",)
     needed = {"Torch": "2.10 and later", "CUDA": "13.0 and later 13.x", "Python": "3.5 and later"}
     assert needed.items() < of_cuda.requires.items() and "GLIBC" in of_cuda.requires
-    metadata = PackageMetadata.read(both / "build" / CUDA)
+    metadata = PackageMetadata.read(scale / "build" / CUDA)
     assert metadata and tuple(of_cuda.device_code) == tuple(arch.removesuffix("+PTX") for arch in metadata.archs)
     assert all(row["sass"] for row in of_cuda.device_code.values())
     assert {name.rpartition("::")[2]: set(archs) for name, archs in of_cuda.kernels.items()} == {

@@ -133,14 +133,16 @@ def test_packages_of_other_tools_are_compared(hub: RunningHub, quick: Path) -> N
         put(hub, quick)
 
 
-def test_the_client_loads_a_kernel_without_torch(hub: RunningHub, without_torch: Path) -> None:
-    run_builder(hub.environment, "upload", without_torch, "--repo-id", REPO, "--no-load", check=True)
+def test_the_client_loads_a_kernel_without_torch(hub: RunningHub, copy_project: Callable[..., Path]) -> None:
+    project = copy_project("tvm-scale")
+    build(BuildRequest((project,), variants=("tvm-ffi01-cpu-x86_64-linux",), load=False), Toolchains())
+    run_builder(hub.environment, "upload", project, "--repo-id", REPO, "--no-load", check=True)
     program = f"import numpy; from kernels import get_kernel; k = get_kernel('{REPO}', version=1, backend='cpu')"
     program += "; x = numpy.ones(2, numpy.float32); print(k.scaled(x, 3.0, numpy.empty_like(x)).tolist())"
     command = [sys.executable, "-c", program]
     loaded = subprocess.run(command, env=hub.environment, capture_output=True, text=True, check=False)
     assert loaded.stdout.strip() == "[3.0, 3.0]", loaded.stderr
-    card = Path(hub.api().hf_hub_download(REPO, "README.md", repo_type="kernel", local_dir=without_torch)).read_text()
+    card = Path(hub.api().hf_hub_download(REPO, "README.md", repo_type="kernel", local_dir=project)).read_text()
     assert "| variant | TVM FFI | size |" in card, card
 
 
