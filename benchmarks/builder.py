@@ -134,7 +134,7 @@ class Workspace:
         """The command of wheels that are built and installed into a new environment."""
         wheels, environment = self.root / "wheels", self.root / "installed"
         python = sys.executable
-        sources = [*(ROOT / f"packages/kernel-{name}" for name in ("format", "sandbox", "aot")), ROOT]
+        sources = [*(ROOT / f"packages/kernel-{name}" for name in ("format", "sandbox", "aot", "emulator")), ROOT]
         pip = [python, "-m", "pip"]
         subprocess.run([*pip, "wheel", "-q", "--no-deps", "-w", wheels, *sources], check=True, stdout=sys.stderr)
         subprocess.run([python, "-m", "venv", "--without-pip", environment], check=True)

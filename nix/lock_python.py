@@ -24,7 +24,7 @@ import tomllib
 HERE = Path(__file__).parent
 PYTHONS = ("3.11", "3.12", "3.13")
 # The builder, and the distributions of this repository that it depends on.
-OWN = (".", "packages/kernel-format", "packages/kernel-sandbox", "packages/kernel-aot")
+OWN = (".", "packages/kernel-format", "packages/kernel-sandbox", "packages/kernel-aot", "packages/kernel-emulator")
 MACHINES = ("x86_64", "aarch64")
 TORCH = ("torch==2.10.0", "numpy>=2", "pytest>=8.4")
 GLIBCS = ("2_35", "2_34", "2_28", "2_27", "2_26", "2_24", "2_17", "2_12", "2_5")

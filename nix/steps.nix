@@ -61,7 +61,7 @@ let
   # The builder's import path. `init` reads the kit through a link in kernel_builder/templates.
   builder =
     let
-      own = [ "aot" "format" "sandbox" ];
+      own = [ "aot" "emulator" "format" "sandbox" ];
       root = withBytecode "kernel-builder" ([ "kernel_builder" "kernels/kit" ]
         ++ map (name: "packages/kernel-${name}/kernel_${name}") own);
       paths = map (name: "${root}/packages/kernel-${name}") own;

@@ -109,7 +109,7 @@ class CompiledBackend(Backend):
 
     def published(self) -> Mapping[Release, Sequence[Release | None]]:
         if not self.table:
-            return dict.fromkeys(matrix.torch_releases(), (None,))
+            return dict.fromkeys(matrix.load().torch, (None,))
         rows = ((Release.parse(torch), entry["releases"]) for torch, entry in self.data["torch"].items())
         return dict(sorted((torch, sorted(map(Release.parse, releases))) for torch, releases in rows))
 

@@ -25,6 +25,7 @@ from kernel_builder.demangle import demangle
 from kernel_builder.elf import SharedObject
 from kernel_builder.plural import listed
 
+_NEEDED_LIBRARIES: Mapping[str, Any] = toml_file.read(Path(__file__).with_name("needed_libraries.toml"))
 _REBUILD = "build the package again"
 _RUNTIME_HINTS = {
     "GLIBC": "call an older function of the C library, or define this one in a source of `src`",
@@ -191,7 +192,7 @@ def _python_symbols(binary: SharedObject) -> Iterator[tuple[str, Release | None]
 
 def check_dependencies(package: CheckedPackage, binary: SharedObject) -> Iterator[Finding]:
     """Check that a binary needs only libraries of its framework, of its device, and of the C++ runtime."""
-    variant, table = package.variant, _needed_libraries()
+    variant, table = package.variant, _NEEDED_LIBRARIES
     framework = "TVM FFI" if package.is_on_tvm_ffi else "Torch"
     release = variant.release if variant else None
     allowed = {*table["library"]["runtime"], *table["library"][framework.lower().replace(" ", "-")]}
@@ -211,8 +212,3 @@ def check_dependencies(package: CheckedPackage, binary: SharedObject) -> Iterato
         stem = library.partition(".so")[0].removeprefix("lib")
         default = f"drop -l{stem}, and compile the parts that you need through `src`"
         yield Finding(f"needs {library}, {reason}", next(of_table, default))
-
-
-@cache
-def _needed_libraries() -> Mapping[str, Any]:
-    return toml_file.read(Path(__file__).with_name("needed_libraries.toml"))

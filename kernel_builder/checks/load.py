@@ -21,8 +21,8 @@ from types import TracebackType
 from typing import Any
 
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
+from kernel_builder.checks.fit import may_load
 from kernel_builder.checks.python_rules import always_present, imported_roots
-from kernel_builder.checks.torch_build import may_load
 from kernel_builder.config import known_backends
 from kernel_builder.config.variant import Variant, this_platform
 from kernel_builder.steps.confinement import Confinement
@@ -52,7 +52,8 @@ def check_load(package: CheckedPackage) -> Iterator[Finding]:
         foreign = _foreign(package, answer.get("missing", ()))
         if foreign:
             raise NotApplicable(f"this machine has no {', '.join(foreign)}, which the package imports")
-        yield Finding(f"the client cannot load the package: {text}", _hint(text), path="__init__.py")
+        hint = next(hint for pattern, hint in _HINTS if re.search(pattern, text))
+        yield Finding(f"the client cannot load the package: {text}", hint, path="__init__.py")
 
 
 def _foreign(package: CheckedPackage, missing: Sequence[str]) -> list[str]:
@@ -89,7 +90,7 @@ def start_loading(
         return dict
     local = {repo_id: str(process.show(packages)) for repo_id, packages in others.items() if packages}
     wanted = json.dumps({str(copy): asked_for(directory.name) for directory, copy in seen.items()})
-    wait = process.ask("load", str(SECONDS), json.dumps(local), wanted)
+    wait = process.ask(str(SECONDS), json.dumps(local), wanted)
 
     @cache
     def answers() -> Mapping[str, Mapping[str, Any]]:
@@ -135,22 +136,6 @@ def asked_for(variant: str) -> tuple[str | None, str]:
     return backend.name if backend.in_every_torch else None, backend.dispatch_key
 
 
-_known_rejections: dict[str, str | None] = {}
-
-
-def rejections(variants: Sequence[str]) -> Mapping[str, str | None]:
-    """Return why the client would reject each variant on this machine, or None if it would not.
-
-    One process answers for all variants, since importing Torch takes seconds. Answers are kept.
-    """
-    if unknown := {variant: asked_for(variant)[0] for variant in variants if variant not in _known_rejections}:
-        with ProbeProcess() as process:
-            answer = process.ask("fits", json.dumps(unknown))(SECONDS)
-        failed = {} if isinstance(answer, dict) else dict.fromkeys(unknown, f"the client cannot be asked: {answer[1]}")
-        _known_rejections.update(failed or answer)
-    return _known_rejections
-
-
 # The message of a failed load -> the hint.
 _HINTS = (
     ("undefined symbol", "add the source that defines the symbol to `src` in build.toml"),
@@ -161,10 +146,6 @@ _HINTS = (
     ("was killed by", "look at code that runs at load: static initializers, and schemas and keys of registered ops"),
     ("", "run `python -m kernel_builder.checks.probe load DIR` on the package to see the full message"),
 )
-
-
-def _hint(text: str) -> str:
-    return next(hint for pattern, hint in _HINTS if re.search(pattern, text))
 
 
 SECONDS = 300  # for the answer to a question, by default
@@ -220,8 +201,8 @@ class ProbeProcess:
         copy = self._shown.get(package)
         return copy is not None and not is_unchanged(copy, contents(package))
 
-    def ask(self, question: str, *arguments: str) -> Callable[[float], Any]:
-        """Send a question of `probe`, and return a function that waits some seconds for its answer.
+    def ask(self, *arguments: str) -> Callable[[float], Any]:
+        """Send a question to `probe`, and return a function that waits some seconds for its answer.
 
         The function returns `("failed", reason)` if the process died or did not answer in time. It waits for the last
         question only.
@@ -229,7 +210,7 @@ class ProbeProcess:
         self.start()
         self._is_asked, token = True, secrets.token_hex(8)
         with suppress(OSError):  # it has died, which `wait` reports
-            self._connection.sendall(f"{json.dumps([token, question, *arguments])}\n".encode())
+            self._connection.sendall(f"{json.dumps([token, *arguments])}\n".encode())
 
         def wait(seconds: float) -> Any:
             try:

@@ -207,6 +207,7 @@ def _dotted(node: ast.expr, aliases: Mapping[str, str]) -> str:
     return ""
 
 
+_TABLE: Mapping[str, Mapping[str, list[str]]] = toml_file.read(Path(__file__).with_name("present_modules.toml"))
 _BUILTIN_TYPE = re.compile(r"'(?:bool|bytes|complex|dict|float|int|list|set|str|tuple|type)\.")
 
 
@@ -273,7 +274,7 @@ def _import_finding(source: str, statement: Import, *, is_own: bool, always: boo
             "import it relatively, `from .`",
         )
     else:
-        always = always and root not in _table()["usual"].get(root, ())
+        always = always and root not in _TABLE["usual"].get(root, ())
         message = f"{imports}, which users need not have installed"
         hint = (
             "import it where it is used, or catch ImportError; use the standard library and Torch only, or a package "
@@ -300,18 +301,13 @@ def _dependency_modules(package: CheckedPackage) -> frozenset[str]:
     if package.is_on_tvm_ffi:
         names = (*names, "tvm-ffi")  # without it, the client does not load the variant
     own = {module for name in names for module in _known_dependencies().get(name, ())}
-    return frozenset(own.union(*(_table()["dependency"].get(name, ()) for name in names)))
-
-
-@cache
-def _table() -> Mapping[str, Mapping[str, list[str]]]:
-    return toml_file.read(Path(__file__).with_name("present_modules.toml"))
+    return frozenset(own.union(*(_TABLE["dependency"].get(name, ()) for name in names)))
 
 
 @cache
 def always_present() -> frozenset[str]:
     """Return the modules that Torch, its GPU builds and the client bring."""
-    tables = (_table()[name] for name in ("torch", "client", "gpu"))
+    tables = (_TABLE[name] for name in ("torch", "client", "gpu"))
     return frozenset(module for table in tables for modules in table.values() for module in modules)
 
 

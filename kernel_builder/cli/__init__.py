@@ -56,7 +56,6 @@ _SECTIONS: dict[str, dict[str, str]] = {
         "devshell": "develop_command.devshell",
         "testshell": "develop_command.testshell",
         "emulate": "develop_command.emulate",
-        "compile-commands": "develop_command.compile_commands",
         "create-pyproject": "develop_command.create_pyproject",
     },
     "Less often": {

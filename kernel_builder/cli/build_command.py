@@ -37,7 +37,6 @@ from kernel_format.cache_directory import shared_cache
 
 _ERRORS = 5  # printed in full
 _NAMED = 3  # variants named in a message; the rest is counted
-_OTHER_TORCH = "these packages passed all other checks; they load on a machine with a matching Torch"
 
 
 def run(request: BuildRequest, toolchains: Callable[[Progress], Toolchains]) -> BuildSummary:
@@ -66,14 +65,13 @@ def print_summary(summary: BuildSummary) -> None:
     _print_reasons("not built", missing)
     _print_table(summary)
     # Other skipped checks do not apply to the package.
-    skipped = ((b.variant, b.skipped_checks["load"]) for b in summary.packages if b.skipped_checks.get("load"))
-    _print_reasons("not loaded here", ((*each, _OTHER_TORCH if " Torch here: " in each[1] else "") for each in skipped))
+    skipped = ((b.variant, reason, "") for b in summary.packages if (reason := b.skipped_checks.get("load")))
+    _print_reasons("not loaded here", skipped)
     binaries = len({built.module for built in summary.packages if any(built.path.glob(f"{built.module}.*so"))})
-    sandbox = summary.sandbox.get("load")
     click.echo(
         f"{counted(len(summary.packages), 'variant')} from {counted(binaries, 'binary')}; "
         f"{counted(summary.compiles, 'file')} compiled in {summary.cpu_seconds:.1f} s of processor time; "
-        f"{summary.seconds:.1f} s in all{f'; in a sandbox ({sandbox})' if sandbox else ''}"
+        f"{summary.seconds:.1f} s in all{f'; in a sandbox ({summary.sandbox})' if summary.sandbox else ''}"
     )
 
 

@@ -1,4 +1,4 @@
-"""`kernel-builder devshell`, `testshell`, `compile-commands` and `emulate`."""
+"""`kernel-builder devshell`, `testshell`, `emulate` and `create-pyproject`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from kernel_builder.config.ownership import VARIABLE
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.develop import choice, shells, wheel_backend
-from kernel_builder.develop import compile_commands as editor
 from kernel_builder.develop import emulate as emulator
-from kernel_builder.plural import counted
 from kernel_builder.progress import shown
 from kernel_builder.toolchain import Toolchains
 from kernel_format.cache_directory import default_cache
@@ -90,31 +88,6 @@ def _enter(title: str, environment: dict[str, str], command: tuple[str, ...]) ->
     if not command:
         click.echo(f"{title}; `exit` leaves this shell", err=True)
     shells.enter(environment, command)
-
-
-@click.command("compile-commands")
-@directory_argument
-@_variant_option
-def compile_commands(directory: Path, variant: str | None) -> None:
-    """Write DIR/compile_commands.json, from which clangd and other editor tools learn how to compile each source.
-
-    DIR is the project (default: here). The commands are those of the variant that fits the installed Torch, or else of
-    the newest one, and for sources of other backends those of the newest variant of that backend. They name the
-    headers of the pinned toolchain, which is downloaded first if it is not in the cache. Commands of nvcc are
-    translated to clang. Run this again after a change of `build.toml`.
-
-    \b
-    kernel-builder compile-commands kernels/rmsnorm
-    clangd --check=kernels/rmsnorm/rmsnorm_cuda/forward.cu
-    """
-    project = read_project(directory)
-    with shown(sys.stderr) as progress:
-        toolchains = Toolchains(progress=progress)
-        named = [choice.to_develop(project, variant, toolchains)] if variant else None
-        variants = named or choice.of_each_backend(project, toolchains)
-        file = project.root / editor.NAME
-        count = editor.write(project, variants, toolchains, file)
-    click.echo(f"{file}: {counted(count, 'file')}, as compiled for {', '.join(compiled.name for compiled in variants)}")
 
 
 @click.command()

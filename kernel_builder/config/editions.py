@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import tomlkit
 from tomlkit import items
@@ -31,8 +31,10 @@ def as_current(document: Mapping[str, Any], place: TomlPlace) -> tuple[Mapping[s
     The document is not validated further.
     """
     general, kernels = document.get("general"), document.get("kernel", {})
-    tables = {name: table for name, table in kernels.items() if isinstance(table, dict)} if _is_table(kernels) else {}
-    if not _is_table(general):
+    tables = (
+        {name: table for name, table in kernels.items() if isinstance(table, dict)} if isinstance(kernels, dict) else {}
+    )
+    if not isinstance(general, dict):
         return document, ()
     if general.get("edition") == EDITION:
         for name in (name for name, table in tables.items() if "backend" in table):
@@ -44,7 +46,7 @@ def as_current(document: Mapping[str, Any], place: TomlPlace) -> tuple[Mapping[s
         return document, ()
     _refuse_unknown(general, TomlPlace(place.file, "general", "edition"))
     edition = general.get("edition", 3)
-    if not _is_integer(edition):
+    if type(edition) is not int:
         return document, ()  # the reader of [general] reports it
     _refuse_newer(document, general, place.file)
     converted = {**document, "general": {**general, "edition": EDITION}}
@@ -67,7 +69,7 @@ def as_current(document: Mapping[str, Any], place: TomlPlace) -> tuple[Mapping[s
 def _refuse_unknown(general: Mapping[str, Any], place: TomlPlace) -> None:
     """Raise an error for an edition that is not read or converted."""
     edition = general.get("edition")
-    if _is_integer(edition) and not 3 <= edition <= EDITION:
+    if type(edition) is int and not 3 <= edition <= EDITION:
         raise ConfigError(
             f"this is edition {edition}; expected edition {EDITION}",
             where=str(place),
@@ -83,7 +85,7 @@ def _refuse_newer(document: Mapping[str, Any], general: Mapping[str, Any], file:
     if isinstance(general.get("upstream"), list):
         message = f"expected a string, got an array, which is of {_SINCE}"
         raise ConfigError(message, where=str(TomlPlace(file, "general", "upstream")), hint=_UPDATE)
-    if _is_table(tvm_ffi := document.get("tvm-ffi")) and "src" not in tvm_ffi:
+    if isinstance(tvm_ffi := document.get("tvm-ffi"), dict) and "src" not in tvm_ffi:
         message = f"is missing; it is optional since {_SINCE}"
         raise ConfigError(message, where=str(TomlPlace(file, "tvm-ffi", "src")), hint=f"add it, or {_UPDATE}")
 
@@ -112,7 +114,7 @@ def converted(text: str, path: Path, license: str | None = None) -> str:
         license: The SPDX name of the license of a file without one.
     """
     general = toml_file.parse(text, str(path)).get("general")
-    if not _is_table(general) or general.get("edition") == EDITION:
+    if not isinstance(general, dict) or general.get("edition") == EDITION:
         return text
     _refuse_unknown(general, TomlPlace(str(path), "general", "edition"))
     if license is None and "license" not in general:
@@ -165,11 +167,3 @@ def _rename(body: list[Any], path: tuple[str, ...], file: str) -> None:
             body[number] = (items.SingleKey("language", key.t, key.sep, written), new)
         elif key and isinstance(item, (items.Table, items.InlineTable)):
             _rename(item.value.body, inner, file)
-
-
-def _is_table(value: Any) -> TypeGuard[dict[str, Any]]:
-    return isinstance(value, dict)
-
-
-def _is_integer(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)

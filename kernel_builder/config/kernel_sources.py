@@ -60,7 +60,10 @@ def _shared(lists: Iterable[Sequence[str]]) -> dict[tuple[int, ...], list[str]]:
 def _merged(kernels: Sequence[Kernel], src: Sequence[str]) -> Kernel:
     headers = (path for kernel in kernels for path in kernel.src if is_header(path))
     limited = [kernel for kernel in kernels if kernel.name != "torch"] or kernels
-    of_all: dict[str, Any] = {key: _joined([getattr(kernel, key) for kernel in kernels]) for key in FLAGS}
+    of_all: dict[str, Any] = {}
+    for key in FLAGS:  # each option once: nvcc refuses some that are repeated
+        every_option = dict.fromkeys(option for kernel in kernels for option in options(getattr(kernel, key)))
+        of_all[key] = tuple(word for option in every_option for word in option)
     for key in _ARCHS:
         every = [getattr(kernel, key) for kernel in limited]
         of_all[key] = None if None in every else _distinct(arch for archs in every for arch in archs)
@@ -75,8 +78,3 @@ def _merged(kernels: Sequence[Kernel], src: Sequence[str]) -> Kernel:
 
 def _distinct(items: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(items))
-
-
-def _joined(lists: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the options of all lists, each once: nvcc refuses some that are repeated."""
-    return tuple(word for option in dict.fromkeys(o for flags in lists for o in options(flags)) for word in option)

@@ -38,16 +38,6 @@ def get(name: str) -> Backend:
     return backend
 
 
-def find(name: str) -> Backend | None:
-    """Return the back end of a name, or None."""
-    return get(name) if name in _PLACES else None
-
-
-def known() -> tuple[Backend, ...]:
-    """Return all back ends."""
-    return tuple(map(get, NAMES))
-
-
 def compiled_for() -> tuple[Backend, ...]:
     """Return the back ends that the builder compiles for."""
     return tuple(map(get, COMPILED))
@@ -56,4 +46,5 @@ def compiled_for() -> tuple[Backend, ...]:
 def named(variant: str) -> Backend | None:
     """Return the back end in a variant's name, also one that the builder does not compile for."""
     parts = variant.split("-")
-    return next((backend for backend in known() if backend.name in parts or any(map(backend.is_spelled, parts))), None)
+    every = map(get, NAMES)
+    return next((backend for backend in every if backend.name in parts or any(map(backend.is_spelled, parts))), None)

@@ -54,8 +54,3 @@ def load() -> Matrix:
         triton=data["triton"],
         cute_dsl=data["cute-dsl"],
     )
-
-
-def torch_releases() -> tuple[Release, ...]:
-    """Return every Torch release of the matrix, ascending."""
-    return load().torch

@@ -74,7 +74,7 @@ def empty_backends(project: Project) -> dict[Backend, str]:
     """Return the backends that version ranges leave without a variant that the Hub asks for, each with the reason."""
     if isinstance(project.framework, TorchNoarch):
         return {}
-    releases = ", ".join(map(str, matrix.torch_releases()))
+    releases = ", ".join(map(str, matrix.load().torch))
     return {
         backend: f"the version ranges leave no {backend.name} variant that the Hub asks for: the matrix has Torch "
         f"{releases}"

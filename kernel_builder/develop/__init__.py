@@ -1,1 +1,1 @@
-"""Local development: shells with a variant's toolchain or Torch, compile commands for editors, emulation."""
+"""Local development: shells with a variant's toolchain or Torch, builds by pip, emulation."""

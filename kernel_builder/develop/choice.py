@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernel_builder.checks.load import rejections
+from kernel_builder.checks import fit
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import FullAbi, Noarch, Release, Variant, this_platform
@@ -27,17 +27,6 @@ def to_develop(project: Project, name: str | None, toolchains: Toolchains) -> Va
     offered, _ = buildable.available(project, toolchains)
     every, _ = buildable.available(project, toolchains, whole=True)
     return newest(loadable(offered) or loadable(every) or offered)
-
-
-def of_each_backend(project: Project, toolchains: Toolchains) -> list[Variant]:
-    """Return the variant that `to_develop` selects, and the newest variant of each other backend."""
-    chosen = to_develop(project, None, toolchains)
-    others, _ = buildable.available(project, toolchains)
-    by_backend: dict[str, list[Variant]] = {}
-    for variant in others:
-        if variant.backend is not chosen.backend:
-            by_backend.setdefault(variant.backend.name, []).append(variant)
-    return [chosen, *(newest(by_backend[name]) for name in sorted(by_backend))]
 
 
 def built(project: Project, name: str | None) -> Variant:
@@ -74,8 +63,8 @@ def built_variants(directory: Path) -> list[Variant]:
 
 def loadable(variants: Sequence[Variant]) -> list[Variant]:
     """Return the variants that the client would load into the Torch of this interpreter."""
-    rejected = rejections([variant.name for variant in variants])
-    return [variant for variant in variants if rejected[variant.name] is None]
+    environment = fit.this_environment()
+    return [variant for variant in variants if fit.loads(variant, environment)]
 
 
 def require_loadable(variant: Variant) -> None:

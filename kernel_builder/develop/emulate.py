@@ -1,4 +1,4 @@
-"""Builds a project's CUDA or ROCm kernels for the CPU, with the emulator of `templates/emulator`, and runs its tests.
+"""Builds a project's CUDA or ROCm kernels for the CPU, with torch-kernel-emulator, and runs its tests.
 
 The emulated project is a copy of the project whose only back end is the CPU, with the emulator among its sources. The
 public client loads its package, so that tests and their choice of a device do not depend on the emulator.
@@ -22,19 +22,15 @@ from kernel_builder import backends
 from kernel_builder.backends import CompiledBackend
 from kernel_builder.config.project import HEADER_SUFFIXES, Kernel, Project, TorchFramework
 from kernel_builder.develop.choice import build_for_device
-from kernel_builder.develop.emulated_sources import REPLACED_HEADERS, translate
+from kernel_builder.develop.emulated_sources import translate
+from kernel_emulator import DIRECTORY as EMULATOR
+from kernel_emulator import FLAGS
 from kernel_format.errors import ConfigError
 
-_TEMPLATES = Path(__file__).parents[1] / "templates" / "emulator"
-SOURCES = sorted(path.name for path in _TEMPLATES.glob("*.cpp"))
 _DIRECTORY = "emulator"  # directory of the emulator's files in the copy
 _DEVICE_SUFFIXES = frozenset({".cu", ".hip"})
 _SOURCE_SUFFIXES = _DEVICE_SUFFIXES | {".cc", ".cpp", ".cxx"}
 _NOT_COPIED = shutil.ignore_patterns("build", ".*", "__pycache__", "*.egg-info")
-
-# The emulator defines the functions that these sanitizers call. -ftrivial-auto-var-init=pattern would find
-# uninitialized variables, but with it g++ 12 clears bytes of structures that functions return.
-FLAGS = ("-O1", "-fsanitize=bounds,alignment,integer-divide-by-zero,thread")
 
 
 def emulated(project: Project, backend: str | None, warp_size: int, directory: Path) -> None:
@@ -71,17 +67,9 @@ def emulated(project: Project, backend: str | None, warp_size: int, directory: P
             text = path.read_text(encoding="utf-8", errors="surrogateescape")
             translated = translate(name, text, is_device_source=is_device_source, is_header=is_header)
             (directory / _renamed(name)).write_text(translated, encoding="utf-8", errors="surrogateescape")
-    write_headers(directory / _DIRECTORY)
+    shutil.copytree(EMULATOR, directory / _DIRECTORY, dirs_exist_ok=True)
     (directory / "build.toml").write_text(_build_toml(project, project.framework, kernels, defines, warp_size))
     build_for_device(directory, "cpu", load=False)  # the tests load it
-
-
-def write_headers(directory: Path) -> None:
-    """Write the emulator's sources, and its replacements of CUDA's and HIP's headers."""
-    shutil.copytree(_TEMPLATES, directory, dirs_exist_ok=True)
-    for header in REPLACED_HEADERS:
-        (directory / header).parent.mkdir(parents=True, exist_ok=True)
-        (directory / header).write_text('#include "emulator.h"\n')
 
 
 def default_directory(project: Project, backend: str | None, warp_size: int, cache: Path) -> Path:
@@ -182,7 +170,7 @@ def _build_toml(
         "depends": [],
         "include": [_DIRECTORY],
         "cxx-flags": [*defines, f"-DEMULATED_WARP_SIZE={warp_size}"],
-        "src": [f"{_DIRECTORY}/{name}" for name in SOURCES],
+        "src": [f"{_DIRECTORY}/{path.name}" for path in sorted(EMULATOR.glob("*.cpp"))],
     }
     return tomlkit.dumps({"general": general, "torch": torch, "kernel": tables})
 

@@ -1,4 +1,4 @@
-"""Turns sources of CUDA and HIP into C++ for the emulator in `templates/emulator`. Every line keeps its number.
+"""Turns sources of CUDA and HIP into C++ for torch-kernel-emulator. Every line keeps its number.
 
 Macros and templates of the emulator's headers do most of the work. The rest is rewritten in the text: launches,
 declarations of shared memory, and names of the device that tensors are on.
@@ -14,12 +14,6 @@ from kernel_format.errors import ConfigError
 # The first lines of every source, and of device sources, for which nvcc and hipcc include CUDA's and HIP's headers.
 _FIRST = '#include "emulator_torch.h"\n'
 _FIRST_OF_DEVICE = f'{_FIRST}#include "emulator.h"\n'
-
-# Headers of CUDA and HIP that the emulator replaces by its own.
-REPLACED_HEADERS = (
-    *("cuda.h", "cuda_runtime.h", "cuda_runtime_api.h", "cuda_fp16.h", "cuda_bf16.h"),
-    *("hip/hip_runtime.h", "hip/hip_fp16.h", "hip/hip_bf16.h"),
-)
 
 _DYNAMIC = re.compile(
     r"\bextern\s+__shared__\s+(?:(?:__align__|alignas)\s*\([^)]*\)\s*)?([^;=\[\]]+?)\s*\b(\w+)\s*\[\s*\]\s*;"

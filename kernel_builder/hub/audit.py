@@ -13,11 +13,12 @@ from typing import Any
 
 from kernel_builder import backends, checks, elf
 from kernel_builder.backends import DeviceCode
+from kernel_builder.checks import fit
 from kernel_builder.checks.binaries import architectures, oldest_python
 from kernel_builder.checks.findings import CheckReport, Finding
 from kernel_builder.checks.symbols import library_of
 from kernel_builder.demangle import demangle
-from kernel_builder.hub import card, fit
+from kernel_builder.hub import card
 from kernel_builder.hub.content import RemoteFile
 from kernel_builder.hub.packages import HubPackage
 from kernel_builder.hub.partial_download import SMALL, download
@@ -243,11 +244,9 @@ def _oldest_runtimes(binaries: Sequence[elf.SharedObject]) -> dict[str, str]:
 
 
 def _by_architecture(parts: Sequence[DeviceCode]) -> dict[str, dict[str, int]]:
-    rows = {}
-    for arch in (arch.removesuffix("+PTX") for arch in architectures(parts)):
-        own = [part for part in parts if part.arch == arch]
-        sizes = {is_ptx: sum(part.size for part in own if part.is_ptx is is_ptx) for is_ptx in (False, True)}
-        rows[arch] = {"sass": sizes[False], "ptx": sizes[True]}
+    rows = {arch.removesuffix("+PTX"): {"sass": 0, "ptx": 0} for arch in architectures(parts)}
+    for part in parts:
+        rows[part.arch]["ptx" if part.is_ptx else "sass"] += part.size
     return rows
 
 

@@ -51,17 +51,13 @@ class HubPackage:
     @property
     def backend(self) -> Backend:
         """The back end of the variant."""
-        return known_backends.find(self.metadata.backend or "") or named_backend(self.variant)
+        name = self.metadata.backend or ""
+        return known_backends.get(name) if name in known_backends.NAMES else named_backend(self.variant)
 
     @property
     def provenance(self) -> dict[str, Mapping[str, Any]]:
         """The origin of the sources (`kernel`) and of the builder (`kernel-builder`)."""
         return {part: self.metadata.origin(part) for part in ("kernel", "kernel-builder")}
-
-    @property
-    def signed_for(self) -> str | None:
-        """The repository that a signature covers; None without a signature, or of a package of an older builder."""
-        return self.metadata.place.get("repo-id") if (self.directory / SIGNATURE).exists() else None
 
     @property
     def size(self) -> int:
@@ -159,11 +155,16 @@ def _check_agreement(project: Project, packages: Mapping[str, HubPackage], again
             )
         depends = (*project.kernel_depends, *project.backend_kernel_depends.get(package.backend, ()))
         loads = {str(depend.get("repo-id")) for depend in package.metadata.kernel_depends}
+        signed = (package.directory / SIGNATURE).exists()  # for the repository of the metadata
         for key, actual, expected in (
             ("name", package.metadata.name, project.name),
             ("version", package.metadata.version, project.version),
             ("license", package.metadata.license, project.license),
-            ("built-for", package.signed_for or project.hub_repo_id, project.hub_repo_id),
+            (
+                "built-for",
+                (signed and package.metadata.place.get("repo-id")) or project.hub_repo_id,
+                project.hub_repo_id,
+            ),
             ("kernel-depends", sorted(loads), sorted({depend.repo_id for depend in depends})),
         ):
             if actual != expected:

@@ -65,7 +65,6 @@ def copy_kernels(
     origin: str,
     organization: str | None = None,
     endpoint: str | None = None,
-    token: str | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> tuple[tuple[Transferred, ...], tuple[KernelBuilderError, ...]]:
     """Copy the branches of another Hub's repositories that differ; unchanged files are not transferred.
@@ -79,7 +78,6 @@ def copy_kernels(
         origin: The address of the other Hub.
         organization: The organization to publish to. None: the same as on the other Hub.
         endpoint: The address of the Hub to publish to. None: the one that the Hub's own tools use.
-        token: The token to publish with. None: the one that the Hub's own tools use.
         max_bytes: The most bytes to download of one repository.
 
     Returns:
@@ -90,7 +88,7 @@ def copy_kernels(
         target_id = f"{organization}/{repo_id.partition('/')[2]}" if organization else repo_id
         try:
             source = RemoteRepository(repo_id, endpoint=origin, token=False)
-            target = RemoteRepository(target_id, endpoint=endpoint, token=token)
+            target = RemoteRepository(target_id, endpoint=endpoint)
             done.append(_copy(source, target, max_bytes, progress))
         except KernelBuilderError as error:
             errors.append(error)

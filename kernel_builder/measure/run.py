@@ -10,10 +10,8 @@ import multiprocessing
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +25,12 @@ from kernel_builder.measure.results import COMPILE, COPY, EAGER, OURS, Benchmark
 from kernel_builder.measure.timing import clock
 from kernel_builder.measure.workloads import load, make
 from kernel_builder.progress import Progress, Silent
+from kernel_builder.version import first_line, installed
 from kernel_format.errors import ConfigError, VariantError
 
 # The directory of the naive kernel in a project, and its name as a peer: it has no backward pass.
 NAIVE = "naive"
 _PACKAGES = ("torch", "kernels", "triton", "liger-kernel", "quack-kernels")
-
-
 _SILENT = Silent()
 # The implementations of an operation: the naive kernel's package, a peer's function, or None for eager and compile.
 Peers = Mapping[str, Any]
@@ -209,23 +206,12 @@ def _machine(device: str) -> dict[str, Any]:
     hardware: dict[str, Any] = {"cpu": model[1] if model else platform.machine()}
     if device == "cuda":
         properties = torch.cuda.get_device_properties(None)
-        hardware |= {"gpu": properties.name, "driver": _driver(), "cuda": torch.version.cuda}
+        driver = first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        hardware |= {"gpu": properties.name, "driver": driver, "cuda": torch.version.cuda}
     else:
         hardware["threads"] = torch.get_num_threads()
-    versions = {}
-    for name in _PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
+    versions = {name: version for name in _PACKAGES if (version := installed(name))}
     return {**hardware, "system": platform.platform(), "python": platform.python_version(), "packages": versions}
-
-
-def _driver() -> str | None:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-    except OSError:
-        return None
-    return done.stdout.split("\n", 1)[0].strip() or None
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ from kernels_data import Digest, DigestAlgorithm
 from kernel_builder.config.project import KernelDependency
 from kernel_builder.config.variant import TvmFfiAbi
 from kernel_builder.steps.graph import PlannedVariant, digest
-from kernel_format.errors import PackageError
 from kernel_format.files import read_unchanged
 from kernel_format.metadata import CAPABILITIES_LIMITED, NAME, PLACE, SOURCES, PackageMetadata
 
@@ -51,8 +50,6 @@ def assemble(planned: PlannedVariant, binary: Path | None, directory: Path) -> N
         (directory / name).write_text(content, encoding="utf-8")
     for name, source in project.python_files:
         target = directory / name
-        if target.exists():
-            raise PackageError(f"the builder generates {name}", where=str(source), hint="give the file another name")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(read_unchanged(source, planned.python[name]))
     if binary is not None:

@@ -25,9 +25,8 @@ class CheckRecord:
     passed: tuple[str, ...] = ()  # the checks that passed
     skipped: Mapping[str, str] = field(default_factory=dict)  # skipped check -> reason
     conditions: str | None = None  # the load conditions at that time; None if they do not determine the result
-    # The sandbox of the `steps` and of the `load` check; None for no sandbox. Not in the package, whose bytes are equal
-    # on machines with and without a sandbox.
-    sandbox: Mapping[str, str | None] = field(default_factory=dict)
+    # The sandbox of that build; None for no sandbox. Not in the package, whose bytes are equal with and without one.
+    sandbox: str | None = None
 
 
 def read(planned: PlannedVariant, package: Path, cache: Path) -> CheckRecord | None:

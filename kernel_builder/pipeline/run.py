@@ -16,7 +16,7 @@ from kernel_builder import checks
 from kernel_builder.aot import generation
 from kernel_builder.checks import CheckReport, ProbeProcess
 from kernel_builder.checks.findings import summary_lines
-from kernel_builder.checks.torch_build import may_load, torch_versions
+from kernel_builder.checks.fit import may_load, torch_versions
 from kernel_builder.config import offered
 from kernel_builder.config.notices import notices
 from kernel_builder.config.project import Project
@@ -158,8 +158,7 @@ class _Run:
     outcome: Outcome = field(default_factory=Outcome)
     # By the author's project and the back end.
     generated: dict[tuple[Path, str], Project] = field(default_factory=dict)
-    # The sandbox of the `steps` and of the `load` check; None for no sandbox, or if nothing ran.
-    sandbox: Mapping[str, str | None] = field(default_factory=lambda: {"steps": None, "load": None})
+    sandbox: str | None = None  # of compilers and loaded packages; None for no sandbox, or if nothing ran
 
     def fail(self, target: Target, *errors: KernelBuilderError, report: CheckReport | None = None) -> None:
         self.failures.append(target.selection.failed(target.name, *errors, report=report))
@@ -214,7 +213,7 @@ class _Run:
     def rebuild(self, targets: Sequence[Target]) -> list[Target]:
         """Build packages, and publish those that pass their checks, all of a project in one step."""
         sandbox = confinement.for_steps(self.request.sandbox, [target.planned for target in targets], self.progress)
-        self.sandbox = sandbox.described()
+        self.sandbox = sandbox.kind
         with ProbeProcess(confinement=sandbox) as probe:
 
             def start_probe() -> None:
@@ -301,7 +300,7 @@ class _Run:
                 # The conditions do not cover the kernels of the Hub's cache that a package may depend on.
                 needs_others = report.package.metadata and report.package.metadata.kernel_depends
                 conditions = None if needs_others else _load_conditions()
-                sandbox = probe.confinement.described()
+                sandbox = probe.confinement.kind
                 record = records.CheckRecord(content[0], report.passed, report.skipped, conditions, sandbox)
                 intact.append(replace(target, report=report, record=record))
                 continue

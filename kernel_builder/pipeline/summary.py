@@ -26,9 +26,7 @@ class BuiltPackage:
     bytes: int  # of all files
     passed_checks: tuple[str, ...]  # the checks that passed, in this build or in the earlier one that built the package
     skipped_checks: Mapping[str, str]  # skipped check -> reason
-    # The sandbox of the `steps` and of the `load` check of the build that built the package; None for no sandbox. Steps
-    # whose outputs are in the cache do not run.
-    sandbox: Mapping[str, str | None]
+    sandbox: str | None  # of the build that built and loaded the package; None for no sandbox
     checks: CheckReport | None  # the results; None for an unchanged package, which an earlier build checked
 
 
@@ -58,8 +56,7 @@ class BuildSummary:
     seconds: float  # wall time of the whole build
     warnings: Mapping[str, str] = field(default_factory=dict)  # title of a step -> output of its compiler
     notices: tuple[str, ...] = ()  # warnings about `build.toml`, and parts of it that are not built
-    # The sandbox of this build's `steps` and `load` checks; None for no sandbox, or if nothing ran.
-    sandbox: Mapping[str, str | None] = field(default_factory=dict)
+    sandbox: str | None = None  # of this build's compilers and loaded packages; None for no sandbox, or if nothing ran
 
     @property
     def errors(self) -> tuple[KernelBuilderError, ...]:

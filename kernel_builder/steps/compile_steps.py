@@ -75,17 +75,19 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
     release = stable or abi.release
     backend = backends.compiled(variant.backend)
     toolkit = backend.toolkit(toolchains, variant.release)
+    tvm_ffi = None
+    if isinstance(abi, TvmFfiAbi):
+        headers = toolchains.component(components.tvm_ffi_headers(abi))
+        tvm_ffi = HeaderLibrary("tvm-ffi", headers.root, (headers.root / "include",), headers.identity)
     tools = _Tools(
         backend,
         toolchains.host(variant.platform),
         toolkit,
-        None
-        if isinstance(abi, TvmFfiAbi)
-        else cache(lambda: toolchains.torch(release, "stable" if stable else "full", variant.platform)),
+        None if tvm_ffi else cache(lambda: toolchains.torch(release, "stable" if stable else "full", variant.platform)),
         matrix.load().cxx.get(release, 17),
         cache(lambda: backend.toolkit_libraries(toolchains, toolkit) if toolkit else None),
         cache(toolchains.dependency),
-        _tvm_ffi(toolchains, abi) if isinstance(abi, TvmFfiAbi) else None,
+        tvm_ffi,
     )
     defines = _defines(backend, stable)
     steps: list[CompileStep] = []
@@ -122,11 +124,6 @@ def _check(project: Project, kernel: Kernel, backend: CompiledBackend) -> None:
     for source in kernel.src:
         if not kernel_sources.is_header(source):
             _check_source(project, kernel, source, backend)
-
-
-def _tvm_ffi(toolchains: Toolchains, abi: TvmFfiAbi) -> HeaderLibrary:
-    headers = toolchains.component(components.tvm_ffi_headers(abi))
-    return HeaderLibrary("tvm-ffi", headers.root, (headers.root / "include",), headers.identity)
 
 
 def _binding(framework: CompiledFramework, backend: Backend) -> Kernel:
@@ -218,6 +215,8 @@ def _draft(
     if tools.toolkit:
         identities.append(tools.toolkit.identity)
         roots[token(tools.toolkit.name)] = tools.toolkit.root
+    # nvcc splits the options that carry it at commas and white space.
+    alias = re.sub(r"[^\w./-]", lambda match: f"%{ord(match[0]):02x}", f"/{project.name}/{kernel.name}/{source}")
     is_for_device = PurePosixPath(source).suffix in tools.backend.suffixes
     if is_for_device:
         roots.update(tools.backend.device_roots(tools.toolkit))
@@ -227,7 +226,7 @@ def _draft(
         where=f"{project.root / 'build.toml'}: [{_table(kernel)}]",
         source=source,
         files=tuple(name for name, _ in scanned.files),
-        alias=_alias(project, kernel, source),
+        alias=alias,
         standard=tools.standard if torch else 17,
         defines=defines,
         includes=tuple(includes),
@@ -276,11 +275,6 @@ def _without_older_standards(kernel: Kernel, standard: int) -> Kernel:
 
     every: dict[str, Any] = {key: without_older(getattr(kernel, key)) for key in kernel_sources.FLAGS}
     return replace(kernel, **every)
-
-
-def _alias(project: Project, kernel: Kernel, source: str) -> str:
-    # nvcc splits the options that carry it at commas and white space.
-    return re.sub(r"[^\w./-]", lambda match: f"%{ord(match[0]):02x}", f"/{project.name}/{kernel.name}/{source}")
 
 
 @cache

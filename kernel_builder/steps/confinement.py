@@ -58,10 +58,6 @@ class Confinement:
         paths = dict.fromkeys([*self.tools, *(name for path in more for name in (str(path), os.path.realpath(path)))])
         return sandbox.wrapped(command, self.kind, scratch, list(paths), device)
 
-    def described(self) -> dict[str, str | None]:
-        """Return the sandbox of compile steps and of the load check, as `--json` prints it; None for no sandbox."""
-        return {"steps": self.kind, "load": self.kind}
-
 
 def for_steps(mode: SandboxMode, variants: Sequence[PlannedVariant], progress: Progress) -> Confinement:
     """Return the sandbox for a build of these variants, and warn if there is none."""

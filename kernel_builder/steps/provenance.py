@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import kernel_aot
+import kernel_emulator
 import kernel_format
 import kernel_sandbox
 from kernel_builder.checkouts import CommittedEntry, committed_files, git_output
 from kernel_builder.config.project import Project
 from kernel_builder.version import VERSION
+
+# The distributions that are parts of the builder.
+_LIBRARIES = (kernel_aot, kernel_emulator, kernel_format, kernel_sandbox)
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ def builder_origin(state: Mapping[str, Any]) -> dict[str, Any]:
 def provenance(project: Project, sources: Iterable[str]) -> dict[str, Any]:
     """Return the provenance of a package: the builder and the project's sources."""
     here = Path(__file__).resolve().parents[1]
-    packages = [here, *(Path(str(module.__file__)).parent for module in (kernel_aot, kernel_format, kernel_sandbox))]
+    packages = [here, *(Path(str(module.__file__)).parent for module in _LIBRARIES)]
     files = chain.from_iterable(map(_builder_files, packages))
     own = git_state(here, files) if (here.parent / ".git").exists() else None
     recorded: dict[str, Any] = {"kernel-builder": builder_origin(asdict(own) if own else {})}

@@ -147,8 +147,8 @@ def tvm_ffi_headers(framework: TvmFfiAbi) -> str:
 def known() -> dict[str, Component]:
     """Return all components by name."""
     tables = [{"component": matrix.load().component}, *(backend.data for backend in backends.every())]
-    tables.append({"component": dependencies.known()})
+    tables.append({"component": dependencies.KNOWN})
     every = [component for table in tables for component in in_table(table)]
-    every += [*of_torch(matrix.torch_releases()), *of_triton(matrix.load().triton)]
+    every += [*of_torch(matrix.load().torch), *of_triton(matrix.load().triton)]
     every += of_cute_dsl(matrix.load().cute_dsl)
     return {component.name: component for component in every}

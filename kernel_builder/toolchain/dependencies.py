@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,9 @@ from kernel_format.files import digest_files
 
 VARIABLE = "KERNEL_BUILDER_DEPENDENCIES"
 
+# Name -> the table of a header library; `version` is that of the public builder.
+KNOWN: Mapping[str, Mapping[str, Any]] = toml_file.read(Path(__file__).with_suffix(".toml"))["component"]
 _INCLUDE = ("include", "tools/util/include")
-
-
-@cache
-def known() -> Mapping[str, Mapping[str, Any]]:
-    """Return the table of every header library by name; `version` is that of the public builder."""
-    table: Mapping[str, Mapping[str, Any]] = toml_file.read(Path(__file__).with_name("dependencies.toml"))["component"]
-    return table
 
 
 def include_directories(root: Path) -> tuple[Path, ...]:
@@ -36,9 +30,9 @@ def given() -> dict[str, Path]:
     directories = {}
     for text in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         name, _, directory = text.partition("=")
-        if not directory or name not in known():
+        if not directory or name not in KNOWN:
             raise ToolchainError(
-                f"{text!r} is not NAME=DIR with one of the names {', '.join(known())}",
+                f"{text!r} is not NAME=DIR with one of the names {', '.join(KNOWN)}",
                 where=VARIABLE,
                 hint="write for example cutlass_3_9=/opt/cutlass, a directory with include/cutlass/cutlass.h",
             )
@@ -48,7 +42,7 @@ def given() -> dict[str, Path]:
 
 def check_directory(name: str, directory: Path) -> None:
     """Raise a ToolchainError unless a directory has the headers of a library, in its release."""
-    version = known()[name]["version"]
+    version = KNOWN[name]["version"]
     expected = version.rpartition(".")[0]
     where = f"{name}={directory}"
     if not (directory / "include/cutlass/cutlass.h").is_file():

@@ -70,6 +70,8 @@ def configured_url(environment: Mapping[str, str] = os.environ) -> str | None:
 class Index:
     """One simple index.
 
+    Methods raise a FetchError if the index or its file server cannot be reached, or does not have what is asked for.
+
     Args:
         url: The address, with user and password if the index needs them. None for the index that pip or uv is set to
             use, or else PyPI.
@@ -101,9 +103,6 @@ class Index:
 
         Args:
             wanted: The file or component that needs the project, for errors.
-
-        Raises:
-            FetchError: If the index cannot be reached or does not have the project.
         """
         if project not in self._known:
             if os.environ.get("PIP_NO_INDEX", "").lower() in ("1", "true", "yes", "on"):
@@ -126,11 +125,7 @@ class Index:
         return self._known[project]
 
     def file(self, project: str, name: str) -> DistributionPackage:
-        """Return a file of a project.
-
-        Raises:
-            FetchError: If the index cannot be reached or does not have the file.
-        """
+        """Return a file of a project."""
         packages = self.packages(project, wanted=name)
         if package := next((package for package in packages if package.filename == name), None):
             return package
@@ -145,7 +140,6 @@ class Index:
             report: Called with the number of bytes in the file after each chunk.
 
         Raises:
-            FetchError: If the index cannot be reached, or has a different file of this name.
             OSError: If the file cannot be written.
         """
         package = self.file(pin.project, pin.file)
@@ -192,11 +186,7 @@ class Index:
 
     @contextmanager
     def open(self, wheel: DistributionPackage) -> Iterator[RemoteZip]:
-        """Open a wheel as a zip file that downloads only the members that are read.
-
-        Raises:
-            FetchError: On opening or reading, if the file server cannot be reached or does not answer range requests.
-        """
+        """Open a wheel as a zip file that downloads only the members that are read."""
         try:
             with RemoteZip(wheel.url, session=self._session, timeout=_TIMEOUT, headers=_UNCOMPRESSED) as archive:
                 yield archive
@@ -204,11 +194,7 @@ class Index:
             raise self._unreachable(wheel.filename, error) from error
 
     def read(self, package: DistributionPackage, start: int = 0, stop: int | None = None) -> bytes:
-        """Download bytes `start` to `stop` of a file, or all of it, into memory.
-
-        Raises:
-            FetchError: If the file server cannot be reached.
-        """
+        """Download bytes `start` to `stop` of a file, or all of it, into memory."""
         headers = _UNCOMPRESSED if stop is None else _range(start, stop)
         with self._reaching(package.filename):
             response = self._session.get(package.url, headers=headers, timeout=_TIMEOUT)

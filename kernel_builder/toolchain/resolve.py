@@ -7,7 +7,7 @@ the byte ranges that a build would fetch are downloaded, and each wheel's zip di
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 
 from packaging.metadata import Metadata
@@ -28,9 +28,7 @@ from kernel_format.errors import ToolchainError
 _NEAR = 32_768
 
 
-def resolve(
-    index: Index, wanted: Iterable[Component], progress: Progress, platforms: Sequence[str] = PLATFORMS
-) -> Lock:
+def resolve(index: Index, wanted: Iterable[Component], progress: Progress) -> Lock:
     """Return the lock for some components. A component without files is reported and left out."""
     resolver = _Resolver(index)
     pinned = {}
@@ -38,7 +36,7 @@ def resolve(
         if not component.files:
             progress.say(f"{component.title}: left out, no index has it")
             continue
-        trees = pinned[component.name] = resolver.component(component, platforms)
+        trees = pinned[component.name] = resolver.component(component)
         progress.say(f"{component.title}: {next(iter(trees.values())).version}")
     return pinned
 
@@ -50,11 +48,11 @@ class _Resolver:
         self._index = index
         self._required = cache(self._requirements)
 
-    def component(self, component: Component, platforms: Sequence[str]) -> dict[str, Tree]:
+    def component(self, component: Component) -> dict[str, Tree]:
         first = component.files[0]
         of_platforms = {
             platform: tuple(_pin(self._index, self._choose(file, platform), file) for file in component.files)
-            for platform in ([ANY] if all(file.file for file in component.files) else platforms)
+            for platform in ([ANY] if all(file.file for file in component.files) else PLATFORMS)
         }
         version = component.version or (self._required(first.required_by)[0] if first.required_by else None)
         version = version or next(iter(of_platforms.values()))[-1].version

@@ -156,7 +156,7 @@ class Store:
                 with suppress(_InUse), locked(self.root / "locks" / name, waiting=_give_up):
                     if not path.exists() or path.stat().st_mtime >= before:
                         continue
-                    freed += _size(path)
+                    freed += sum((path / file).stat().st_size for file in _files(path))
                     # Rename first: a tree is complete or gone even if this process is killed while removing it.
                     hidden = path.with_name(f".{name}.new")
                     if path != hidden:
@@ -200,7 +200,3 @@ def _files(directory: Path) -> Iterator[str]:
     """Return the names of all files below a directory, sorted."""
     start = len(str(directory)) + 1
     return iter(sorted(f"{home}/{name}"[start:] for home, _, names in os.walk(directory) for name in names))
-
-
-def _size(path: Path) -> int:
-    return sum((path / name).stat().st_size for name in _files(path))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +10,7 @@ from functools import partial
 from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import PLATFORMS, this_platform
 from kernel_builder.toolchain.toolchains import Toolchains
+from kernel_builder.version import first_line, installed
 from kernel_format.errors import ToolchainError
 
 CPU, CUDA, LOAD = "cpu", "cuda", "load checks"
@@ -58,15 +56,15 @@ def survey(toolchains: Toolchains) -> list[Requirement]:
             for other in PLATFORMS
             if other != here
         ),
-        Requirement("ninja", _version("ninja") or _first_line("ninja", "--version"), BUILDS, ninja),
+        Requirement("ninja", installed("ninja") or first_line("ninja", "--version"), BUILDS, ninja),
         _tried("CUDA toolkit", (), partial(_installed_cuda, toolchains)),
         Requirement("pinned toolchains", _pinned(toolchains)),
-        Requirement("torch", _version("torch"), (LOAD,), "python -m pip install torch"),
-        Requirement("kernels", _version("kernels"), (LOAD,), "python -m pip install kernels"),
-        Requirement("git", _first_line("git", "--version"), (), "apt-get install git, or dnf install git"),
+        Requirement("torch", installed("torch"), (LOAD,), "python -m pip install torch"),
+        Requirement("kernels", installed("kernels"), (LOAD,), "python -m pip install kernels"),
+        Requirement("git", first_line("git", "--version"), (), "apt-get install git, or dnf install git"),
         Requirement(
             "GPU",
-            _first_line("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
+            first_line("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
             (),
             "not needed to build, only to load and measure CUDA kernels",
         ),
@@ -102,23 +100,3 @@ def _pinned(toolchains: Toolchains) -> str:
     trees = toolchains.pinned()
     stored = sum(toolchains.store.find(tree.name) is not None for tree in trees)
     return f"{stored} of {len(trees)} in the store, others are downloaded at first use: `kernel-builder toolchain list`"
-
-
-def _version(package: str) -> str | None:
-    """Return the version of an installed Python package, or None."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _first_line(program: str, *arguments: str) -> str | None:
-    """Return the first line that a program prints, or None if it is missing or fails."""
-    path = shutil.which(program)
-    if path is None:
-        return None
-    try:
-        done = subprocess.run([path, *arguments], capture_output=True, text=True, check=True, timeout=30)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return next(iter(done.stdout.splitlines()), "").strip() or path

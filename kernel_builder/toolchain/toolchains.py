@@ -37,6 +37,9 @@ _UPDATE = "update kernel-builder, or use the lock that comes with it"
 class Toolchains:
     """The toolchains of one invocation. The environment variable CXX names the host compiler, by default g++.
 
+    Methods raise a ToolchainError for a tool that is not pinned, missing or unusable, a FetchError for files that
+    cannot be fetched, and a StoreError for files that cannot be stored. The methods `..._obstacle` use no network.
+
     Args:
         cache: The cache directory, which holds the store.
         cuda_home: An installed CUDA toolkit, used in place of the pinned one of its release. Defaults to CUDA_HOME.
@@ -94,28 +97,18 @@ class Toolchains:
         return Index(self._index_url)
 
     def host(self, platform: str | None = None) -> HostCompiler:
-        """Return the user's g++ for a platform, by default this machine's.
-
-        Raises:
-            ToolchainError: If there is none, or it cannot be used.
-        """
+        """Return the user's g++ for a platform, by default this machine's."""
         return self._find_host(self.probes, platform or this_platform())
 
     def component(self, name: str) -> ComponentFiles:
-        """Return a component of a back end's toolchain, such as `cuda-13.0`.
-
-        Raises:
-            ToolchainError: If it is not pinned. `component_obstacle` finds this out without fetching anything.
-            FetchError: If it cannot be fetched.
-            StoreError: If it cannot be stored.
-        """
+        """Return a component of a back end's toolchain, such as `cuda-13.0`."""
         tree = self._tree(name)
         if tree is None:
             raise ToolchainError(f"the lock does not have it for {this_platform()}", where=name, hint=_UPDATE)
         return ComponentFiles(self.fetch(tree), tree.version, tree.identity)
 
     def component_obstacle(self, name: str) -> Obstacle | None:
-        """Return why a component cannot be had on this machine, or None if it can. No network."""
+        """Return why a component cannot be had on this machine, or None if it can."""
         if self._tree(name):
             return None
         return Obstacle(f"needs {name}, which the lock does not have for {this_platform()}", _UPDATE)
@@ -129,9 +122,6 @@ class Toolchains:
         Args:
             name: Names it by its inputs.
             make: Fills the empty directory that it is given.
-
-        Raises:
-            StoreError: If it cannot be stored.
         """
         return self.store.obtain(name, title, lambda _, directory: make(directory))
 
@@ -140,11 +130,6 @@ class Toolchains:
 
         The stable ABI of a release before the first pinned one is targeted with the headers of the first: with
         TORCH_TARGET_VERSION they hide the additions of later releases.
-
-        Raises:
-            ToolchainError: If they are not pinned for the platform.
-            FetchError: If they cannot be fetched.
-            StoreError: If they cannot be stored.
         """
         releases = lock.torch_releases(self.lock)
         if subset == "stable" and releases:
@@ -162,14 +147,7 @@ class Toolchains:
         return HeaderLibrary("torch", root, include, tree.identity)
 
     def dependency(self, name: str) -> HeaderLibrary:
-        """Return a header library: from the directory that the user gave for it, or else the pinned one.
-
-        Raises:
-            ToolchainError: If there is none, or the given directory does not have it. `dependency_obstacle` finds this
-                out without fetching anything.
-            FetchError: If it cannot be fetched.
-            StoreError: If it cannot be stored.
-        """
+        """Return a header library: from the directory that the user gave for it, or else the pinned one."""
         if given := self.given_dependencies.get(name):
             return self._in_directory(name, given)
         if obstacle := self.dependency_obstacle(name):
@@ -178,7 +156,7 @@ class Toolchains:
         return HeaderLibrary(name, files.root, header_libraries.include_directories(files.root), files.identity)
 
     def dependency_obstacle(self, name: str) -> Obstacle | None:
-        """Return why a header library cannot be had, or None if it can. No network.
+        """Return why a header library cannot be had, or None if it can.
 
         Raises:
             ToolchainError: If the directory that the user gave does not have it.
@@ -188,8 +166,8 @@ class Toolchains:
             return None
         if name in self.lock:
             return None
-        if library := header_libraries.known().get(name):
-            pinned = [other for other in header_libraries.known() if other in self.lock]
+        if library := header_libraries.KNOWN.get(name):
+            pinned = [other for other in header_libraries.KNOWN if other in self.lock]
             return Obstacle(
                 f"needs {name}, which no package index has",
                 f"`git clone --depth 1 --branch v{library['version']} https://github.com/NVIDIA/cutlass DIR`, and set "
@@ -205,9 +183,6 @@ class Toolchains:
 
         Args:
             libraries: The libraries that it needs empty stubs of, besides those of every sysroot.
-
-        Raises:
-            ToolchainError: If there is no usable host compiler, or a runtime library is missing.
         """
         compiler = self.host(platform)
         more = sorted({*libraries} - {*stub_libraries.UNVERSIONED_LIBRARIES})
@@ -230,12 +205,7 @@ class Toolchains:
         return [tree for tree in trees if tree]
 
     def fetch(self, tree: Tree) -> Path:
-        """Return the directory of a pinned tree's files, and download them first if they are not in the store.
-
-        Raises:
-            FetchError: If they cannot be fetched.
-            StoreError: If they cannot be stored.
-        """
+        """Return the directory of a pinned tree's files, and download them first if they are not in the store."""
         is_foreign = tree.platform not in (lock.ANY, this_platform())
         given = None if is_foreign else self._given.get(tree.kind)
         if root := given or self.store.find(tree.name):

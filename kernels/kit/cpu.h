@@ -259,55 +259,49 @@ inline bool has_avx512() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-#else
-
-inline bool has_avx2() { return false; }
-inline bool has_avx512() { return false; }
-
-#endif
-
-#if defined(__x86_64__)
-template <class Work, class T, class... Arguments>
-__attribute__((target("avx2,fma,f16c"))) void run_avx2(const Arguments&... arguments) {
-  Work::template run<T>(arguments...);
+template <class T, class Work>
+__attribute__((target("avx2,fma,f16c"))) void run_avx2(const Work& work) {
+  work(T{});
 }
-template <class Work, class T, class... Arguments>
+template <class T, class Work>
 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) void run_avx512(
-    const Arguments&... arguments) {
-  Work::template run<T>(arguments...);
+    const Work& work) {
+  work(T{});
 }
+
 #endif
 
-template <class Work, class T, class... Arguments>
-void run_with_type(const Arguments&... arguments) {
+template <class T, class Work>
+void run_with_type(const Work& work) {
 #if defined(__x86_64__)
-  if (has_avx512()) return run_avx512<Work, ForAvx512<T>>(arguments...);
-  if (has_avx2()) return run_avx2<Work, ForAvx2<T>>(arguments...);
+  if (has_avx512()) return run_avx512<ForAvx512<T>>(work);
+  if (has_avx2()) return run_avx2<ForAvx2<T>>(work);
 #endif
-  Work::template run<T>(arguments...);
+  work(T{});
 }
 
-// Calls `Work::run<T>(arguments...)` for a dtype, compiled for the instruction set of this CPU. `run` is always
-// inlined.
-template <class Work, class... Arguments>
-void run_on_cpu(Type type, const Arguments&... arguments) {
+// Calls `work` with a value of the struct of a dtype, compiled for the instruction set of this CPU. `work` and the
+// functions that it calls are always inlined.
+template <class Work>
+void run_on_cpu(Type type, const Work& work) {
   switch (type) {
     case Type::float32:
-      return run_with_type<Work, Float32>(arguments...);
+      return run_with_type<Float32>(work);
     case Type::float16:
-      return run_with_type<Work, Float16>(arguments...);
+      return run_with_type<Float16>(work);
     case Type::bfloat16:
-      return run_with_type<Work, BFloat16>(arguments...);
+      return run_with_type<BFloat16>(work);
   }
 }
 
 // Adds up the columns [begin, end) of partial sums, in place, and writes them.
-struct ReduceColumns {
-  template <class T>
-  static INLINE void run(float* partial, int64_t parts, int64_t width, int64_t begin, int64_t end, void* to) {
+inline void reduce_columns(Type type, float* partial, int64_t parts, int64_t width, int64_t begin, int64_t end,
+                           void* to) {
+  run_on_cpu(type, [&](auto dtype) ALWAYS_INLINE {
+    using T = decltype(dtype);
     add_parts(partial, parts, width, begin, end);
     encode_all<T>(partial + begin, end - begin, static_cast<typename T::Storage*>(to) + begin);
-  }
-};
+  });
+}
 
 }  // namespace kit

@@ -16,7 +16,9 @@ import pytest
 import tomli
 from packaging.requirements import Requirement
 
-from tests.support.places import LIBRARIES, ROOT
+from tests.support.places import CUDA, LIBRARIES, ROOT
+from tests.support.triton_store import require_triton
+from tests.unit.aot.test_declaration import project
 
 TRACKED = ("LICENSE", "README.md", "kernel_builder", "kernels/kit", "packages", "pyproject.toml")
 # Directory of a distribution -> its import package.
@@ -24,6 +26,7 @@ DISTRIBUTIONS = {
     "packages/kernel-format": "kernel_format",
     "packages/kernel-sandbox": "kernel_sandbox",
     "packages/kernel-aot": "kernel_aot",
+    "packages/kernel-emulator": "kernel_emulator",
     ".": "kernel_builder",
     "packages/kernel-hub": "kernel_hub",
     "packages/kernel-judge": "kernel_judge",
@@ -137,20 +140,26 @@ def test_the_index_accepts_the_distributions(wheels: Path) -> None:
     run(sys.executable, "-m", "twine", "check", "--strict", *sorted(wheels.iterdir()), cwd=wheels)
 
 
-def test_installed_wheels_have_a_working_command_line(wheels: Path, tmp_path: Path) -> None:
-    run(sys.executable, "-m", "venv", "--without-pip", "venv", cwd=tmp_path)
-    python = tmp_path / "venv" / "bin" / "python"
+@pytest.fixture(scope="module")
+def command(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`kernel-builder` of an environment in which the wheels are installed."""
+    environment = tmp_path_factory.mktemp("venv")
+    run(sys.executable, "-m", "venv", "--without-pip", ".", cwd=environment)
+    python = environment / "bin" / "python"
     install = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index")
-    run(*install, *sorted(wheels.glob("*.whl")), cwd=tmp_path)
+    run(*install, *sorted(wheels.glob("*.whl")), cwd=environment)
     # The dependencies are those of this environment. A directory named in a .pth file has its own .pth files ignored,
     # and with them an editable installation of this repository.
-    site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
+    site = next((environment / "lib").glob("python*/site-packages"))
     dependencies = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     (site / "dependencies.pth").write_text("\n".join(dependencies) + "\n")
-    where = run(python, "-c", "import kernel_builder; print(kernel_builder.__file__)", cwd=tmp_path).strip()
-    assert Path(where).is_relative_to(site)
+    for name in DISTRIBUTIONS.values():
+        where = run(python, "-c", f"import {name}; print({name}.__file__)", cwd=environment).strip()
+        assert Path(where).is_relative_to(site)
+    return environment / "bin" / "kernel-builder"
 
-    command = tmp_path / "venv" / "bin" / "kernel-builder"
+
+def test_installed_wheels_have_a_working_command_line(command: Path, tmp_path: Path) -> None:
     assert "init" in run(command, "--help", cwd=tmp_path)
     assert run(command, "--version", cwd=tmp_path).split()[-1] == project_table(".")["version"]
     run(command, "init", "--name", "me/my-kernel", cwd=tmp_path)
@@ -159,3 +168,16 @@ def test_installed_wheels_have_a_working_command_line(wheels: Path, tmp_path: Pa
     run(command, "toolchain", "--help", cwd=tmp_path)
     run(command, "hub", "serve", "--help", cwd=tmp_path)
     run(command, "judge", "--help", cwd=tmp_path)
+
+
+def test_installed_wheels_translate_triton_kernels(command: Path, tmp_path: Path) -> None:
+    require_triton()
+    project(tmp_path / "scale")
+    options = ("--capability", "9.0", "--no-load", "--variant", CUDA, "--keep-generated", "shown")
+    run(command, "build", "scale", *options, cwd=tmp_path)
+    assert "aot::launch(" in (tmp_path / "shown/scale/aot/scale.cpp").read_text()
+
+
+def test_installed_wheels_emulate(command: Path, tmp_path: Path) -> None:
+    run(command, "init", "--name", "me/my-kernel", cwd=tmp_path)
+    assert "test_forward" in run(command, "emulate", "my-kernel", "--", "--collect-only", "-q", cwd=tmp_path)

@@ -6,7 +6,7 @@ from kernel_builder.backends.cuda import CUDA
 from kernel_builder.config import matrix
 from kernel_builder.config.variant import Release
 
-BEFORE, NEWEST = matrix.torch_releases()[-2:]
+BEFORE, NEWEST = matrix.load().torch[-2:]
 LAST_FOR_CUDA_12 = max(torch for torch, cuda in CUDA.published().items() if cuda[0] and cuda[0].major == 12)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # The directories of the distributions that the builder imports.
-LIBRARIES = tuple(f"packages/kernel-{name}" for name in ("format", "sandbox", "aot"))
+LIBRARIES = tuple(f"packages/kernel-{name}" for name in ("format", "sandbox", "aot", "emulator"))
 PROJECTS = ROOT / "tests" / "projects"
 
 CPU = "torch-stable-abi210-cpu-x86_64-linux"

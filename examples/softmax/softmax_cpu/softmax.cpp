@@ -106,27 +106,25 @@ INLINE void backward_row(const typename T::Storage* y, const typename T::Storage
   });
 }
 
-struct OnRows {
-  template <class T>
-  static INLINE void run(const Problem& problem, int64_t begin, int64_t end) {
-    using Storage = typename T::Storage;
-    for (int64_t row = begin; row < end; ++row) {
-      const int64_t offset = row * problem.columns;
-      const auto* from = static_cast<const Storage*>(problem.from) + offset;
-      auto* out = static_cast<Storage*>(problem.out) + offset;
-      if (problem.grad == nullptr) {
-        forward_row<T>(from, problem.columns, out);
-      } else {
-        backward_row<T>(from, static_cast<const Storage*>(problem.grad) + offset, problem.columns, out);
-      }
+template <class T>
+INLINE void run_rows(const Problem& problem, int64_t begin, int64_t end) {
+  using Storage = typename T::Storage;
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t offset = row * problem.columns;
+    const auto* from = static_cast<const Storage*>(problem.from) + offset;
+    auto* out = static_cast<Storage*>(problem.out) + offset;
+    if (problem.grad == nullptr) {
+      forward_row<T>(from, problem.columns, out);
+    } else {
+      backward_row<T>(from, static_cast<const Storage*>(problem.grad) + offset, problem.columns, out);
     }
   }
-};
+}
 
 }  // namespace
 
 void run(const Problem& problem, int64_t begin, int64_t end) {
-  kit::run_on_cpu<OnRows>(problem.type, problem, begin, end);
+  kit::run_on_cpu(problem.type, [&](auto type) ALWAYS_INLINE { run_rows<decltype(type)>(problem, begin, end); });
 }
 
 }  // namespace op

@@ -175,8 +175,11 @@ class _Cuda(CompiledBackend):
 
     def lacking(self, symbol: str, release: Release) -> str | None:
         """Return which runtimes lack a function that clients load a variant with: of its major, and no older minor."""
-        loading = [known for known in libraries.runtime_exports() if known.major == release.major and known >= release]
-        lacking = " and ".join(map(str, libraries.runtimes_lacking(symbol, loading)))
+        if not libraries.OF_RUNTIME.match(symbol):
+            return None
+        known = libraries.runtime_exports().items()
+        loading = {cuda: names for cuda, names in known if cuda.major == release.major and cuda >= release}
+        lacking = " and ".join(str(cuda) for cuda, names in loading.items() if symbol not in names)
         return f"is not in the runtime of CUDA {lacking}, which loads this variant too" if lacking else None
 
     def current_archs(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kernel_builder.backends import DeviceCommand
 from kernel_builder.backends.cuda import clang_flags
-from kernel_builder.backends.cuda.releases import data
+from kernel_builder.backends.cuda.releases import DATA
 from kernel_builder.backends.cuda.toolkits import CudaToolkit
 from kernel_builder.backends.host_code import (
     HEADERS_PRINTED,
@@ -38,7 +38,7 @@ def by_nvcc(host: HostCompiler, cuda: CudaToolkit, options: CompileOptions, arch
         f"src/{options.source}",
         ccbin(host),
         f"-std=c++{options.standard}",
-        *data()["nvcc"]["flags"],
+        *DATA["nvcc"]["flags"],
         *_gencode(archs),
         # Every driver for CUDA 13 can read the smaller compression; some for CUDA 12 cannot.
         *(["--compress-mode=size"] if cuda.release.major >= 13 else []),
@@ -69,7 +69,7 @@ def by_clang(host: HostCompiler, cuda: CudaToolkit, options: CompileOptions, arc
         f"src/{options.source}",
         f"--include={_HOST_MATH}",
         f"-std=c++{options.standard}",
-        *(flag for key in ("flags", "device-flags", "fatbinary-flags") for flag in data()["clang"][key]),
+        *(flag for key in ("flags", "device-flags", "fatbinary-flags") for flag in DATA["clang"][key]),
         *of_gxx(host),
         f"-resource-dir={CLANG}",
         f"--cuda-path={_TOOLKIT}",

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from kernel_builder import toml_file
 from kernel_builder.backends import SymbolFamily
-from kernel_builder.backends.cuda.releases import TABLE, data
+from kernel_builder.backends.cuda.releases import DATA, TABLE
 from kernel_format.release import Release
 from kernel_format.variant import Abi, FullAbi, StableAbi, TvmFfiAbi
 
 _HINTS = {"cuda": "get the function with cudaGetDriverEntryPoint, or "}
-_OF_RUNTIME = re.compile(r"(?:__)?cuda[A-Z]")
+OF_RUNTIME = re.compile(r"(?:__)?cuda[A-Z]")
 
 
 @cache
 def symbol_families(framework: Abi | None, link_torch: str) -> tuple[SymbolFamily, ...]:
-    libraries: Mapping[str, Mapping[str, Any]] = data()["library"]
+    libraries: Mapping[str, Mapping[str, Any]] = DATA["library"]
     prefixes = {stem: known for stem, entry in libraries.items() if (known := entry.get("symbols", stem))}
     families = []
     # The longest first: the prefix of the driver begins the names of other libraries.
@@ -60,10 +60,3 @@ def runtime_exports() -> Mapping[Release, frozenset[str]]:
     data = toml_file.read(TABLE.with_name("cuda_runtimes.toml"))
     every = frozenset(data["every"])
     return {Release.parse(release): every | frozenset(own) for release, own in data["release"].items()}
-
-
-def runtimes_lacking(name: str, releases: Iterable[Release]) -> tuple[Release, ...]:
-    """Return those of the releases whose runtime does not have a function; none for a name of another library."""
-    if not _OF_RUNTIME.match(name):
-        return ()
-    return tuple(release for release in releases if name not in runtime_exports()[release])

@@ -14,18 +14,13 @@ from kernel_format.errors import VariantError
 from kernel_format.release import Release
 
 TABLE = Path(__file__).with_name("cuda.toml")
-
-
-@cache
-def data() -> Mapping[str, Any]:
-    """Return the content of `cuda.toml`."""
-    return toml_file.read(TABLE)
+DATA: Mapping[str, Any] = toml_file.read(TABLE)
 
 
 @cache
 def known_capabilities() -> Mapping[Release, tuple[str, ...]]:
     """Return CUDA release -> the capabilities that its compiler knows, without suffixes and `+PTX`, ascending."""
-    rows = data()["release"].items()
+    rows = DATA["release"].items()
     return dict(sorted((Release.parse(release), tuple(entry["capabilities"])) for release, entry in rows))
 
 
@@ -50,19 +45,16 @@ def runs_on(entry: str, capability: str) -> bool:
     return major == of_gpu and minor <= minor_of_gpu
 
 
-def _tegra(platform: str) -> frozenset[str]:
-    """Return the capabilities that no machine of a platform has."""
-    tegra = data()["tegra"]
-    return frozenset() if platform in tegra["platforms"] else frozenset(tegra["capabilities"])
-
-
 def capabilities(kernel: Kernel, cuda: Release, platform: str) -> tuple[str, ...]:
     """Return the capabilities to compile a kernel for, ascending.
 
     These are the entries of the kernel's list that the compiler knows and the platform has. A kernel without a list
     gets all such capabilities, and PTX of the newest. `Kernel.only_capabilities` selects among these.
     """
-    known = set(known_capabilities()[cuda]) - _tegra(platform)
+    tegra = DATA["tegra"]
+    known = set(known_capabilities()[cuda])
+    if platform not in tegra["platforms"]:
+        known -= set(tegra["capabilities"])
     if kernel.cuda_capabilities is None:
         newest = max(known, key=capability_key)
         every = tuple(f"{c}+PTX" if c == newest else c for c in sorted(known, key=capability_key))

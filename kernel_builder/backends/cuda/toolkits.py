@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from kernel_builder.backends import CLANG
-from kernel_builder.backends.cuda.releases import data, releases
+from kernel_builder.backends.cuda.releases import DATA, releases
 from kernel_builder.backends.tools import (
     ComponentFiles,
     CudaCompiler,
@@ -84,7 +84,7 @@ def toolkit(toolchains: ToolchainSource, release: Release) -> CudaToolkit:
 
 
 def _choose(toolchains: ToolchainSource, release: Release) -> CudaToolkit | CudaCompiler | None:
-    """Return what compiles for a release: an installed toolkit, a pinned `nvcc`, or `clang`; None if nothing does."""
+    """Return the compiler for a release: an installed toolkit, a pinned `nvcc`, or `clang`; None if nothing does."""
     choice, major = toolchains.cuda_compiler, _clang_release().major
     if choice != "clang":
         system = installed(toolchains)
@@ -134,7 +134,7 @@ def obstacle(toolchains: ToolchainSource, release: Release, *, with_torch: bool 
 
 def _clang_release() -> Release:
     """Return the CUDA release whose headers clang compiles with. Its component has no nvcc."""
-    return Release.parse(data()["clang"]["cuda"])
+    return Release.parse(DATA["clang"]["cuda"])
 
 
 def _has_clang(toolchains: ToolchainSource) -> bool:

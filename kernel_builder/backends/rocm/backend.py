@@ -64,33 +64,6 @@ class RocmToolkit(Toolkit):
 _ADDED = "builder/rocm"
 
 
-def _hip(
-    options: CompileOptions, source: str, host: HostCompiler, toolkit: RocmToolkit, archs: Sequence[str]
-) -> tuple[str, ...]:
-    return (
-        f"{_CLANG}/zig",
-        "clang",
-        f"--target={_TARGET}",
-        "-x",
-        "hip",
-        "-c",
-        f"src/{source}",
-        f"-std=c++{options.standard}",
-        *ROCM.data["clang"]["flags"],
-        *of_gxx(host),
-        f"-B{_ADDED}",
-        f"-resource-dir={_CLANG}",
-        f"--rocm-path={_TOOLKIT}",
-        f"--rocm-device-lib-path={_DEVICE_LIBRARIES}",
-        f"--hip-version={toolkit.version}",
-        "-include",
-        f"{_ADDED}/additions.h",
-        *(f"--offload-arch={arch}" for arch in archs),
-        *options.defines,
-        *options.includes,
-    )
-
-
 _BY_CLANG = Compiler(
     "clang",
     environment={
@@ -194,7 +167,26 @@ class _Rocm(CompiledBackend):
             path = translated.source
             generated |= {f"src/{name}": text for name, text in translated.files.items()}
         argv = (
-            *_hip(options, path, host, own, self._archs_of(kernel)),
+            f"{_CLANG}/zig",
+            "clang",
+            f"--target={_TARGET}",
+            "-x",
+            "hip",
+            "-c",
+            f"src/{path}",
+            f"-std=c++{options.standard}",
+            *self.data["clang"]["flags"],
+            *of_gxx(host),
+            f"-B{_ADDED}",
+            f"-resource-dir={_CLANG}",
+            f"--rocm-path={_TOOLKIT}",
+            f"--rocm-device-lib-path={_DEVICE_LIBRARIES}",
+            f"--hip-version={own.version}",
+            "-include",
+            f"{_ADDED}/additions.h",
+            *(f"--offload-arch={arch}" for arch in self._archs_of(kernel)),
+            *options.defines,
+            *options.includes,
             *kernel.hip_flags,
             *path_maps(options.roots, "-ffile-prefix-map"),
             # Names of internal symbols contain it. By default it is a digest of the command and the source's path.

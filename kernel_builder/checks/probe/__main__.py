@@ -5,13 +5,10 @@
 
 It imports Torch and the client, and answers questions from the connection, a file descriptor, until that is closed. The
 second form loads one package without a fork and prints the answer, so that a debugger reaches it. A question is a
-line with a JSON list, which begins with a token, and its answer is a line with a JSON object, token -> answer:
-
-- `["fits", VARIANTS]`: why the client would reject each variant on this machine, or null. VARIANTS is JSON: the back
-  end to ask the client for by the name of a variant, or null for the one that it selects.
-- `["load", SECONDS, OTHERS, PACKAGES]`: for each directory an outcome (`loaded`, `skipped` or `failed`), a text, and
-  lists of names and of registered ops. OTHERS is JSON: the directories of built kernels by repository. PACKAGES is
-  JSON: by directory the back end to ask for, as above, and the dispatch key of the ops, or nothing if it is not known.
+line with a JSON list, `[TOKEN, SECONDS, OTHERS, PACKAGES]`. Its answer is a line with a JSON object: by TOKEN, and then
+by directory, an outcome (`loaded`, `skipped` or `failed`), a text, and lists of names and of registered ops. The
+arguments are JSON. OTHERS has the directories of built kernels by repository. PACKAGES has by directory the back end to
+ask the client for, or null for the one that it selects, and the dispatch key of the ops, or nothing if it is not known.
 
 Importing Torch takes seconds, so one process imports it for all packages of a command. Each package is loaded in a
 fork of that process: it may crash, and two packages must not meet in one process. The parent does no more than import,
@@ -57,9 +54,8 @@ def _import_error() -> str | None:
     return None
 
 
-def _fits(variants: dict[str, str | None]) -> dict[str, str | None]:
-    if error := _import_error():
-        return dict.fromkeys(variants, f"PyTorch and the client cannot be imported: {error}")
+def _rejections(variants: dict[str, str | None]) -> dict[str, str | None]:
+    """Return why the client would reject each variant, or None, by the back end to ask the client for."""
     from kernels.variants import VariantRejected, parse_variant, resolve_variants
 
     answers: dict[str, str | None] = {}
@@ -114,7 +110,9 @@ def _answers(
     if error := _import_error():
         text = f"PyTorch and the client cannot be imported: {error}"
         return {directory: {"outcome": "skipped", "text": text} for directory in packages}
-    reasons = _in_fork(lambda: _fits({Path(path).name: backend for path, (backend, _) in packages.items()}), seconds)
+    reasons = _in_fork(
+        lambda: _rejections({Path(path).name: backend for path, (backend, _) in packages.items()}), seconds
+    )
     answers: dict[str, dict[str, Any]] = {}
     for directory, (backend, key) in packages.items():
         name = Path(directory).name
@@ -272,9 +270,8 @@ def main(words: list[str]) -> None:
     connection = socket.socket(fileno=int(words[0]))
     _import_error()
     for question in connection.makefile(encoding="utf-8"):
-        token, name, *words = json.loads(question)
-        arguments = map(json.loads, words)
-        answer = _fits(*arguments) if name == "fits" else _answers(*arguments)
+        token, *arguments = json.loads(question)
+        answer = _answers(*map(json.loads, arguments))
         connection.sendall(f"{json.dumps({token: answer})}\n".encode())
 
 

@@ -255,55 +255,50 @@ INLINE void run_rows(const Backward& problem, int64_t begin, int64_t end) {
   }
 }
 
-// The functions over rows and over columns, as types.
-struct OnRows {
-  template <class T, class Problem>
-  static INLINE void run(const Problem& problem, int64_t begin, int64_t end) {
-    run_rows<T>(problem, begin, end);
-  }
-};
-struct OnColumns {
-  template <class T>
-  static INLINE void run(const Backward& problem, int64_t begin, int64_t end) {
-    const int64_t hidden = problem.hidden, count = end - begin, width = problem.sums.count * hidden;
-    const bool per_row = problem.span == 1;
-    Floats weight(count), bias(count), scale(count), grad_scale(count), grad_weight(count), grad_bias(count);
-    read<T>(problem.weight, begin, 1.0f, weight);
-    read<T>(problem.bias, begin, 0.0f, bias);
-    for (int64_t group = 0; group < problem.sums.groups; ++group) {
-      const int64_t to = group * hidden + begin;
-      float* sums = problem.sums.partial + group * problem.sums.parts * width;
-      for (int k = 0; k < problem.sums.count; ++k) {
-        add_parts(sums, problem.sums.parts, width, k * hidden + begin, k * hidden + end);
-      }
-      if (!per_row) {
-        write_as<T>(problem.gate.type, sums + problem.sums.gate() * hidden + begin, problem.grad_gate, to, count);
-      }
-      if (problem.x.data == nullptr) continue;
-      const float* slope = sums + kSlope * hidden + begin;
-      const float* slope_times_normed = sums + kSlopeTimesNormed * hidden + begin;
-      read<T>(per_row ? Modulation{} : problem.scale, group, begin, 0.0f, scale);
-#pragma omp simd
-      for (int64_t i = 0; i < count; ++i) {
-        grad_scale[i] = weight[i] * slope_times_normed[i] + bias[i] * slope[i];
-        grad_weight[i] += (1.0f + scale[i]) * slope_times_normed[i];
-        grad_bias[i] += (1.0f + scale[i]) * slope[i];
-      }
-      if (per_row) continue;
-      write_as<T>(problem.scale.type, grad_scale.data(), problem.grad_scale, to, count);
-      write_as<T>(problem.scale.type, slope, problem.grad_shift, to, count);
+template <class T>
+INLINE void run_columns(const Backward& problem, int64_t begin, int64_t end) {
+  const int64_t hidden = problem.hidden, count = end - begin, width = problem.sums.count * hidden;
+  const bool per_row = problem.span == 1;
+  Floats weight(count), bias(count), scale(count), grad_scale(count), grad_weight(count), grad_bias(count);
+  read<T>(problem.weight, begin, 1.0f, weight);
+  read<T>(problem.bias, begin, 0.0f, bias);
+  for (int64_t group = 0; group < problem.sums.groups; ++group) {
+    const int64_t to = group * hidden + begin;
+    float* sums = problem.sums.partial + group * problem.sums.parts * width;
+    for (int k = 0; k < problem.sums.count; ++k) {
+      add_parts(sums, problem.sums.parts, width, k * hidden + begin, k * hidden + end);
     }
-    write_as<T>(problem.weight.type, grad_weight.data(), problem.grad_weight, begin, count);
-    write_as<T>(problem.bias.type, grad_bias.data(), problem.grad_bias, begin, count);
+    if (!per_row) {
+      write_as<T>(problem.gate.type, sums + problem.sums.gate() * hidden + begin, problem.grad_gate, to, count);
+    }
+    if (problem.x.data == nullptr) continue;
+    const float* slope = sums + kSlope * hidden + begin;
+    const float* slope_times_normed = sums + kSlopeTimesNormed * hidden + begin;
+    read<T>(per_row ? Modulation{} : problem.scale, group, begin, 0.0f, scale);
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+      grad_scale[i] = weight[i] * slope_times_normed[i] + bias[i] * slope[i];
+      grad_weight[i] += (1.0f + scale[i]) * slope_times_normed[i];
+      grad_bias[i] += (1.0f + scale[i]) * slope[i];
+    }
+    if (per_row) continue;
+    write_as<T>(problem.scale.type, grad_scale.data(), problem.grad_scale, to, count);
+    write_as<T>(problem.scale.type, slope, problem.grad_shift, to, count);
   }
-};
+  write_as<T>(problem.weight.type, grad_weight.data(), problem.grad_weight, begin, count);
+  write_as<T>(problem.bias.type, grad_bias.data(), problem.grad_bias, begin, count);
+}
 
 }  // namespace
 
-void run(const Forward& problem, int64_t begin, int64_t end) { run_on_cpu<OnRows>(problem.type, problem, begin, end); }
-void run(const Backward& problem, int64_t begin, int64_t end) { run_on_cpu<OnRows>(problem.type, problem, begin, end); }
+void run(const Forward& problem, int64_t begin, int64_t end) {
+  run_on_cpu(problem.type, [&](auto type) ALWAYS_INLINE { run_rows<decltype(type)>(problem, begin, end); });
+}
+void run(const Backward& problem, int64_t begin, int64_t end) {
+  run_on_cpu(problem.type, [&](auto type) ALWAYS_INLINE { run_rows<decltype(type)>(problem, begin, end); });
+}
 void reduce(const Backward& problem, int64_t begin, int64_t end) {
-  run_on_cpu<OnColumns>(problem.type, problem, begin, end);
+  run_on_cpu(problem.type, [&](auto type) ALWAYS_INLINE { run_columns<decltype(type)>(problem, begin, end); });
 }
 
 int partial_sums(const Backward& problem, int64_t* parts) {

@@ -304,11 +304,10 @@ int partial_sums(const Backward& problem, int64_t* parts) {
   if (error != cudaSuccess) return error;
   int64_t blocks = device.sms, rows_at_once;
   if (problem.x.data == nullptr) {
-    const GateConfig& config = kGateTable[gate_row(problem.type)];
     const auto width = static_cast<int>(kVectorBytes / bytes_of(problem.type));
-    const GateLayout layout = gate_layout(config, problem.hidden, width, config.backward_threads);
-    rows_at_once = static_cast<int64_t>(layout.rows) * config.backward_rows;
-    blocks = std::max<int64_t>(1, config.backward_blocks_per_sm * device.sms / layout.blocks_per_row);
+    const GateLayout layout = gate_layout(problem.hidden, width, kGateBackwardThreads);
+    rows_at_once = static_cast<int64_t>(layout.rows) * kGateBackwardRows;
+    blocks = std::max<int64_t>(1, kGateBackwardBlocksPerSm * device.sms / layout.blocks_per_row);
   } else {
     const RingLayout ring = ring_layout(problem, device);
     rows_at_once = ring_takes(problem, ring) ? ring.rows : std::max(1, short_layout(problem, device).rows);

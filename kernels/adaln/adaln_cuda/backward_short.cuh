@@ -38,10 +38,10 @@ struct ShortBackward {
   bool centered;
 };
 
-// A thread's columns of the rows of its group, and the ring through which they come.
-template <int kRow>
+// A thread's columns of the rows of its group, and the ring through which they come. kBfloat16: all inputs that are
+// read by rows are bfloat16, a compile-time constant.
+template <bool kBfloat16>
 struct ShortRows {
-  static constexpr ShortConfig kConfig = kShortTable[kRow];
   static constexpr int kWidth = kDynamicWidth;
 
   const ShortBackward& problem;
@@ -71,7 +71,7 @@ struct ShortRows {
   }
 
   __device__ __forceinline__ DynamicType type_of(int stream) const {
-    return kConfig.is(Inputs::bfloat16) ? DynamicType{false, false} : problem.stream_types[stream];
+    return kBfloat16 ? DynamicType{false, false} : problem.stream_types[stream];
   }
   __device__ __forceinline__ bool has(int stream) const {
     return stream < kStreamScale || problem.streams[stream].data != nullptr;
@@ -123,7 +123,7 @@ struct ShortRows {
       for (int i = 0; i < problem.stages * problem.words; ++i) store_shared(ring + i * slot_bytes, uint4{});
     }
 #pragma unroll 1
-    for (int stage = 1; stage < kConfig.stages; ++stage) fetch();
+    for (int stage = 1; stage < kShortStages; ++stage) fetch();
   }
 
   // Reads a vector of a stream from its slot, and moves on to the next stream.
@@ -197,8 +197,8 @@ __device__ __forceinline__ RowMoments find_moments(const ShortBackward& problem,
 
 // Writes the gradients of a row and adds to the sums over rows. `slot` is that of the streams after grad; x and slope
 // are those from which the moments were computed.
-template <int kRow, int kWidth>
-__device__ __forceinline__ void finish_row(const ShortRows<kRow>& rows, SharedAddress slot, uint32_t row,
+template <bool kBfloat16, int kWidth>
+__device__ __forceinline__ void finish_row(const ShortRows<kBfloat16>& rows, SharedAddress slot, uint32_t row,
                                            const RowMoments& moments, const float (&factor)[kWidth],
                                            float (&gate)[kWidth], float (&x)[kWidth], float (&grad)[kWidth],
                                            float (&slope)[kWidth], float (&sums)[3][kWidth]) {
@@ -258,8 +258,8 @@ __device__ __forceinline__ void finish_row(const ShortRows<kRow>& rows, SharedAd
 }
 
 // Writes the gradients of weight and bias of a single row.
-template <int kRow, int kWidth>
-__device__ __forceinline__ void write_parameters(const ShortRows<kRow>& rows, const float (&sums)[3][kWidth]) {
+template <bool kBfloat16, int kWidth>
+__device__ __forceinline__ void write_parameters(const ShortRows<kBfloat16>& rows, const float (&sums)[3][kWidth]) {
   const ShortBackward& problem = rows.problem;
   if (rows.in_row && threadIdx.y == 0 && problem.grad_weight != nullptr) {
     store_words(problem.grad_weight, rows.column, problem.weight_type, sums[kSlopeTimesNormed]);
@@ -269,15 +269,12 @@ __device__ __forceinline__ void write_parameters(const ShortRows<kRow>& rows, co
   }
 }
 
-template <int kRow>
-__global__ void __launch_bounds__(kShortTable[kRow].max_threads)
-    backward_short_kernel(const __grid_constant__ ShortBackward problem) {
-  if constexpr (!kInThisCode<kShortTable, kRow>) return;
-  constexpr ShortConfig kConfig = kShortTable[kRow];
+template <bool kBfloat16>
+__global__ void __launch_bounds__(kShortThreads) backward_short_kernel(const __grid_constant__ ShortBackward problem) {
   constexpr int kWidth = kDynamicWidth, kSums = 3;
   extern __shared__ float4 memory[];  // the rings, and at the end sums
-  __shared__ float4 scratch[2][kConfig.max_threads / kWarp];
-  ShortRows<kRow> rows(problem, shared_address(memory));
+  __shared__ float4 scratch[2][kShortThreads / kWarp];
+  ShortRows<kBfloat16> rows(problem, shared_address(memory));
   rows.prefetch();
   grid_wait();
   trigger_next_grid();
@@ -289,7 +286,7 @@ __global__ void __launch_bounds__(kShortTable[kRow].max_threads)
   SharedAddress stage = rows.ring;
 #pragma unroll 1
   for (uint32_t block_row = rows.first_row - threadIdx.y; block_row < problem.rows; block_row += rows.stride) {
-    cp_async_wait<kConfig.stages - 2>();
+    cp_async_wait<kShortStages - 2>();
     if (problem.stages > 1) rows.fetch();
     float x[kWidth], grad[kWidth], slope[kWidth];
     SharedAddress slot = stage;
@@ -331,7 +328,6 @@ __global__ void __launch_bounds__(kShortTable[kRow].max_threads)
 
 // The mapping of rows to blocks; no rows where the kernel does not take the problem.
 struct ShortLayout {
-  int row;          // of kShortTable
   int group, rows;  // threads of a row; rows of a block
 };
 
@@ -351,13 +347,9 @@ inline bool reads_bfloat16_only(const Backward& problem) {
 }
 
 inline ShortLayout short_layout(const Backward& problem, const DeviceProperties& device) {
-  const Inputs inputs = reads_bfloat16_only(problem) ? Inputs::bfloat16 : Inputs::mixed;
-  const int row = find_row(kShortTable, {compiled_capability(), problem.type, inputs});
-  if (row < 0) return {};
-  const ShortConfig& config = kShortTable[row];
   const int64_t vectors = problem.hidden / kDynamicWidth;
-  if (problem.hidden % kDynamicWidth != 0 || vectors > config.max_threads) return {};
-  ShortLayout layout{row, 1, 1};
+  if (problem.hidden % kDynamicWidth != 0 || vectors > kShortThreads) return {};
+  ShortLayout layout{1, 1};
   int step = 1;  // rows of a warp
   if (vectors <= kWarp) {
     while (layout.group < vectors) layout.group *= 2;
@@ -367,11 +359,10 @@ inline ShortLayout short_layout(const Backward& problem, const DeviceProperties&
   }
   const int64_t blocks = std::max<int64_t>(1, device.sms / problem.sums.groups);
   const int64_t useful = (problem.rows / problem.sums.groups + blocks - 1) / blocks;  // rows, where there are few
-  layout.rows =
-      static_cast<int>(std::min<int64_t>(config.max_threads / layout.group, (useful + step - 1) / step * step));
+  layout.rows = static_cast<int>(std::min<int64_t>(kShortThreads / layout.group, (useful + step - 1) / step * step));
   layout.rows = rows_with_barriers(layout.rows, layout.group);
   const auto max_bytes = device.max_shared_bytes_per_block - static_cast<int>(kShortStaticBytes);
-  const int thread_bytes = short_words(problem) * config.stages * kVectorBytes;
+  const int thread_bytes = short_words(problem) * kShortStages * kVectorBytes;
   while (layout.rows > 0 && layout.rows * layout.group * thread_bytes > max_bytes) layout.rows -= step;
   return layout;
 }
@@ -379,16 +370,14 @@ inline ShortLayout short_layout(const Backward& problem, const DeviceProperties&
 inline cudaError_t launch_short(const Backward& problem, ShortBackward& rows, const ShortLayout& layout,
                                 cudaStream_t stream) {
   rows.words = short_words(problem);
-  rows.stages = rows.rows <= rows.parts * layout.rows ? 1 : kShortTable[layout.row].stages;
+  rows.stages = rows.rows <= rows.parts * layout.rows ? 1 : kShortStages;
   constexpr int kSumBytes = 3 * kDynamicWidth * static_cast<int>(sizeof(float));
   const int bytes = layout.group * layout.rows * std::max(rows.words * rows.stages * kVectorBytes, kSumBytes);
-  return launch_row<kShortTable>(layout.row, [&](auto row) {
-    const auto kernel = backward_short_kernel<row()>;
-    const cudaError_t error = allow_shared_bytes(kernel, bytes, kShortStaticBytes);
-    if (error != cudaSuccess) return error;
-    return launch_with_pdl(kernel, dim3(static_cast<unsigned>(problem.sums.groups * problem.sums.parts)),
-                           dim3(layout.group, layout.rows), bytes, stream, rows);
-  });
+  const auto kernel = reads_bfloat16_only(problem) ? backward_short_kernel<true> : backward_short_kernel<false>;
+  const cudaError_t error = allow_shared_bytes(kernel, bytes, kShortStaticBytes);
+  if (error != cudaSuccess) return error;
+  return launch_with_pdl(kernel, dim3(static_cast<unsigned>(problem.sums.groups * problem.sums.parts)),
+                         dim3(layout.group, layout.rows), bytes, stream, rows);
 }
 
 }  // namespace

@@ -46,19 +46,16 @@ struct GateLayout {
   unsigned blocks_per_row;
 };
 
-int gate_row(Type type) { return find_row(kGateTable, {compiled_capability(), type}); }
-
-GateLayout gate_layout(const GateConfig& config, int64_t hidden, int width, int threads) {
+GateLayout gate_layout(int64_t hidden, int width, int threads) {
   const int64_t vectors = (hidden + width - 1) / width;
-  const int64_t blocks_per_row = (vectors + config.max_columns - 1) / config.max_columns;
+  const int64_t blocks_per_row = (vectors + kGateColumns - 1) / kGateColumns;
   const int columns = static_cast<int>((vectors + blocks_per_row - 1) / blocks_per_row);
   return {columns, threads / columns, static_cast<unsigned>(blocks_per_row)};
 }
 
-template <typename T, int kRow>
-__global__ void __launch_bounds__(kGateTable[kRow].threads)
+template <typename T>
+__global__ void __launch_bounds__(kGateThreads)
     gate_kernel(const __grid_constant__ StridedGate problem, GateLayout layout) {
-  if constexpr (!kInThisCode<kGateTable, kRow>) return;
   constexpr int kWidth = kVectorWidth<T>;
   const int own = threadIdx.x % layout.columns;
   const int64_t column = (static_cast<int64_t>(blockIdx.x % layout.blocks_per_row) * layout.columns + own) * kWidth;
@@ -95,9 +92,9 @@ __global__ void __launch_bounds__(kGateTable[kRow].threads)
 }
 
 // A thread's columns of a part of a group of rows.
-template <typename T, int kRow>
+template <typename T>
 struct GateBackwardColumns {
-  static constexpr int kWidth = kVectorWidth<T>, kRows = kGateTable[kRow].backward_rows;
+  static constexpr int kWidth = kVectorWidth<T>, kRows = kGateBackwardRows;
 
   const StridedGateBackward& problem;
   uint32_t group, first_row, step, end;  // step: to the thread's next row
@@ -152,13 +149,12 @@ struct GateBackwardColumns {
   }
 };
 
-template <typename T, int kRow>
-__global__ void LAUNCH_BOUNDS(kGateTable[kRow].backward_threads, kGateTable[kRow].backward_blocks_per_sm)
+template <typename T>
+__global__ void LAUNCH_BOUNDS(kGateBackwardThreads, kGateBackwardBlocksPerSm)
     gate_backward_kernel(const __grid_constant__ StridedGateBackward problem, GateLayout layout) {
-  if constexpr (!kInThisCode<kGateTable, kRow>) return;
-  using Columns = GateBackwardColumns<T, kRow>;
+  using Columns = GateBackwardColumns<T>;
   constexpr int kWidth = Columns::kWidth, kRows = Columns::kRows;
-  __shared__ float thread_sums[kGateTable[kRow].backward_threads * kWidth];
+  __shared__ float thread_sums[kGateBackwardThreads * kWidth];
   const uint32_t part = blockIdx.x / layout.blocks_per_row;  // of all groups
   const uint32_t group = part / problem.parts;
   const int own = threadIdx.x % layout.columns;
@@ -194,9 +190,8 @@ __global__ void LAUNCH_BOUNDS(kGateTable[kRow].backward_threads, kGateTable[kRow
   store_floats(problem.partial + part * problem.hidden + column, sums);
 }
 
-template <typename T, int kRow>
-bool launch_gate_row(const Forward& problem, const DeviceProperties& device, cudaStream_t stream, cudaError_t* error) {
-  constexpr GateConfig kConfig = kGateTable[kRow];
+template <typename T>
+bool launch_gate_of(const Forward& problem, const DeviceProperties& device, cudaStream_t stream, cudaError_t* error) {
   constexpr int kWidth = kVectorWidth<T>;
   StridedRows residual, branch, gate;
   if (problem.hidden % kWidth != 0 || !aligned(problem.x, sizeof(T)) || !aligned(problem.branch, sizeof(T)) ||
@@ -216,16 +211,15 @@ bool launch_gate_row(const Forward& problem, const DeviceProperties& device, cud
                             fast_divisor(problem.span),
                             problem.stepwise,
                             prefetch_pays(device, problem.rows * problem.hidden * int64_t{3 * sizeof(T)})};
-  const GateLayout layout = gate_layout(kConfig, problem.hidden, kWidth, kConfig.threads);
+  const GateLayout layout = gate_layout(problem.hidden, kWidth, kGateThreads);
   const auto blocks = static_cast<unsigned>((problem.rows + layout.rows - 1) / layout.rows * layout.blocks_per_row);
-  *error = launch_with_pdl(gate_kernel<T, kRow>, dim3(blocks), dim3(layout.columns * layout.rows), 0, stream, strided,
-                           layout);
+  *error =
+      launch_with_pdl(gate_kernel<T>, dim3(blocks), dim3(layout.columns * layout.rows), 0, stream, strided, layout);
   return true;
 }
 
-template <typename T, int kRow>
-bool launch_gate_row(const Backward& problem, const DeviceProperties&, cudaStream_t stream, cudaError_t* error) {
-  constexpr GateConfig kConfig = kGateTable[kRow];
+template <typename T>
+bool launch_gate_of(const Backward& problem, const DeviceProperties&, cudaStream_t stream, cudaError_t* error) {
   constexpr int kWidth = kVectorWidth<T>;
   const int64_t rows = problem.rows / problem.sums.groups, parts = problem.sums.groups * problem.sums.parts;
   StridedRows grad, branch, gate;
@@ -247,9 +241,9 @@ bool launch_gate_row(const Backward& problem, const DeviceProperties&, cudaStrea
                                     static_cast<uint32_t>(problem.sums.parts),
                                     problem.hidden,
                                     problem.span > 1};
-  const GateLayout layout = gate_layout(kConfig, problem.hidden, kWidth, kConfig.backward_threads);
+  const GateLayout layout = gate_layout(problem.hidden, kWidth, kGateBackwardThreads);
   const auto blocks = static_cast<unsigned>(parts * layout.blocks_per_row);
-  *error = launch_with_pdl(gate_backward_kernel<T, kRow>, dim3(blocks), dim3(layout.columns * layout.rows), 0, stream,
+  *error = launch_with_pdl(gate_backward_kernel<T>, dim3(blocks), dim3(layout.columns * layout.rows), 0, stream,
                            strided, layout);
   return true;
 }
@@ -259,9 +253,7 @@ template <typename Problem>
 bool launch_gate(const Problem& problem, const DeviceProperties& device, cudaStream_t stream, cudaError_t* error) {
   bool taken = false;
   dispatch_dtype(problem.type, [&](auto tag) {
-    using T = typename decltype(tag)::Element;
-    with_row<kGateTable>(gate_row(problem.type),
-                         [&](auto row) { taken = launch_gate_row<T, row()>(problem, device, stream, error); });
+    taken = launch_gate_of<typename decltype(tag)::Element>(problem, device, stream, error);
   });
   return taken;
 }

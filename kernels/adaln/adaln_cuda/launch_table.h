@@ -1,11 +1,11 @@
-// Launch configurations of adaln. To tune the CUDA kernels for another GPU, edit the tables in this file and nothing
-// else.
+// Launch configurations of adaln. To tune the CUDA kernels for another GPU, edit the tables and constants in this file
+// and nothing else.
 //
 // Reads:    nothing.
 // Must not: include anything of Torch or CUDA, or hold values that the device reports: SMs, shared memory, L2 size.
 //
-// There is a table for each kernel. The kernels are compiled for each row, and are empty in the code for capabilities
-// that the row does not name.
+// There is a table for each fast path. Its kernels are compiled for each row, and are empty in the code for
+// capabilities that the row does not name. The other kernels have constants.
 //
 // Tuned on an H100 80GB HBM3 (capability 9.0, 132 SMs, 227 KB of shared memory a block, 50 MB of L2 cache) in bfloat16,
 // with `kernel-builder benchmark kernels/adaln`.
@@ -142,42 +142,22 @@ constexpr RingScheduleConfig kRingScheduleTable[] = {
 };
 
 // Backward of short rows, of a single row, and of rows with a modulation each. One block an SM, and one vector of
-// 8 elements a thread: it takes rows of up to max_threads * 8 elements. Results are written with streaming stores.
-//
-// Inputs::bfloat16: all inputs that are read by rows are bfloat16, a compile-time constant.
-enum class Inputs : unsigned { bfloat16 = 1, mixed = 2 };
-struct ShortConfig : kit::LaunchKey<ShortConfig> {
-  LAUNCH_FIELD(int, max_threads, 512)  // launch bound
-  LAUNCH_FIELD(int, stages, 4)         // of a thread's ring: rows that have arrived or are in flight
-};
-constexpr ShortConfig kShortTable[] = {
-    ShortConfig().for_variants(Inputs::bfloat16),
-    ShortConfig().for_variants(Inputs::mixed),
-};
+// 8 elements a thread: it takes rows of up to kShortThreads * 8 elements. Results are written with streaming stores.
+constexpr int kShortThreads = 512;  // launch bound
+constexpr int kShortStages = 4;     // of a thread's ring: rows that have arrived or are in flight
 
 // The gate by itself. A thread has one vector of each of its rows. Results are written with ordinary stores. Backward,
 // few large blocks leave few partial sums, and several rows of a thread keep enough loads in flight.
-struct GateConfig : kit::LaunchKey<GateConfig> {
-  LAUNCH_FIELD(int, max_columns, 256)       // threads next to each other in a row
-  LAUNCH_FIELD(int, threads, 256)           // of a block, forward
-  LAUNCH_FIELD(int, backward_threads, 640)  // launch bounds
-  LAUNCH_FIELD(int, backward_blocks_per_sm, 1)
-  LAUNCH_FIELD(int, backward_rows, 2)  // of a thread in flight
-};
-constexpr GateConfig kGateTable[] = {GateConfig()};
+constexpr int kGateColumns = 256;                                        // threads next to each other in a row, at most
+constexpr int kGateThreads = 256;                                        // of a block, forward
+constexpr int kGateBackwardThreads = 640, kGateBackwardBlocksPerSm = 1;  // launch bounds
+constexpr int kGateBackwardRows = 2;                                     // of a thread in flight
 
 // The second stage of sums over rows. Each thread loads its parts at once, if there are at most 144 parts; where SMs
 // leave more, a block has more rows of threads.
-struct ReduceConfig : kit::LaunchKey<ReduceConfig> {
-  LAUNCH_FIELD(int, columns, 8)     // threads next to each other, four columns each
-  LAUNCH_FIELD(int, few_rows, 16)   // rows of threads of a block
-  LAUNCH_FIELD(int, many_rows, 64)  // where there are more groups than few_rows
-  LAUNCH_FIELD(int, batch, 9)       // partial sums of a thread in flight
-};
-constexpr ReduceConfig kReduceTable[] = {ReduceConfig()};
-
-// The general kernels take the calls without a row in the other tables.
-static_assert(kit::serves_all(kGateTable) && kit::serves_all(kReduceTable),
-              "these tables need a row for every capability");
+constexpr int kReduceAcross = 8;     // threads next to each other, four columns each
+constexpr int kReduceFewRows = 16;   // rows of threads of a block
+constexpr int kReduceManyRows = 64;  // where there are more groups than kReduceFewRows
+constexpr int kReduceBatch = 9;      // partial sums of a thread in flight
 
 }  // namespace adaln

@@ -65,24 +65,15 @@ __device__ __forceinline__ float decode_raw(uint32_t raw, Type type) {
   return __uint_as_float(type == Type::bfloat16 ? raw << 16 : raw);
 }
 
-// Launch configuration of a row of the table. A block has kColumns columns.
-template <int kRow>
-struct ReduceTypes {
-  static constexpr ReduceConfig kConfig = kReduceTable[kRow];
-  static constexpr int kColumnThreads = kConfig.columns, kColumns = kColumnThreads * kPartialWidth;
-  static constexpr int kRowsPerWarp = kWarp / kColumnThreads;
-  using Row = float[kColumns];
-};
+constexpr int kColumns = kReduceAcross * kPartialWidth;  // of a block
+constexpr int kRowsPerWarp = kWarp / kReduceAcross;
+using SumRow = float[kColumns];
 
 // The column that a thread finishes, of one group and of later groups.
-template <int kRow>
 struct FinishedColumn {
-  using Types = ReduceTypes<kRow>;
-  using Row = typename Types::Row;
-
   const Reduction& reduction;
   const Total& total;
-  Row *row_sums, *group_sums;                 // of rows of threads; of groups
+  SumRow *row_sums, *group_sums;              // of rows of threads; of groups
   int in_block, first_group, groups_at_once;  // groups: of those that the block has at a time
   int64_t column;
   bool in_row, scaled;
@@ -106,7 +97,7 @@ struct FinishedColumn {
     for (int group = first_group; group < groups; group += groups_at_once) {
       float sum = 0.0f;
 #pragma unroll
-      for (int i = 0; i < Types::kConfig.many_rows; i += Types::kRowsPerWarp) {
+      for (int i = 0; i < kReduceManyRows; i += kRowsPerWarp) {
         if (i < rows_per_group) sum += row_sums[group * rows_per_group + i][in_block];
       }
       const Parameter& by = total.terms[term].factor;
@@ -126,10 +117,7 @@ struct FinishedColumn {
 };
 
 // The partial sums that a thread reads: some parts of one group, which has several rows of threads if there are enough.
-template <int kRow>
 struct PartialReader {
-  using Types = ReduceTypes<kRow>;
-
   int rows_per_group, row, group, first_part, column, parts;  // row: of threads; column: in the block
   int64_t hidden, columns_left, row_step;
   const float* from;
@@ -138,10 +126,10 @@ struct PartialReader {
                                            int64_t first_column, int first_sum)
       : rows_per_group(rows), hidden(hidden) {
     while (rows_per_group * groups > rows) rows_per_group /= 2;
-    row = threadIdx.x / Types::kColumnThreads;
+    row = threadIdx.x / kReduceAcross;
     group = row / rows_per_group;
     first_part = row % rows_per_group;
-    column = threadIdx.x % Types::kColumnThreads * kPartialWidth;
+    column = threadIdx.x % kReduceAcross * kPartialWidth;
     parts = static_cast<int>(sums.parts);
     columns_left = hidden - first_column - column;
     const int64_t part_step = sums.count * hidden;
@@ -154,14 +142,13 @@ struct PartialReader {
   // rows.
   __device__ __forceinline__ void add_parts(int groups, float (&totals)[kPartialWidth]) {
     if (group < groups && columns_left > 0) {
-      add_partials<Types::kConfig.batch>(from, row_step, first_part, rows_per_group, parts, hidden, columns_left,
-                                         totals);
+      add_partials<kReduceBatch>(from, row_step, first_part, rows_per_group, parts, hidden, columns_left, totals);
     }
 #pragma unroll 1
-    for (int distance = 1; distance < Types::kRowsPerWarp && distance < rows_per_group; distance *= 2) {
+    for (int distance = 1; distance < kRowsPerWarp && distance < rows_per_group; distance *= 2) {
 #pragma unroll
       for (int j = 0; j < kPartialWidth; ++j) {
-        totals[j] += shuffle_xor(totals[j], distance * Types::kColumnThreads);
+        totals[j] += shuffle_xor(totals[j], distance * kReduceAcross);
       }
     }
   }
@@ -169,14 +156,10 @@ struct PartialReader {
 
 // A block has some columns of a gradient, and as many groups as it has rows of threads. Where the gradient is a sum
 // over more groups, the block loops over them. blockIdx.y: the gradient.
-template <int kRow>
-__global__ void LAUNCH_BOUNDS(kReduceTable[kRow].columns* kReduceTable[kRow].many_rows, 1)
+__global__ void LAUNCH_BOUNDS(kReduceAcross* kReduceManyRows, 1)
     reduce_kernel(const __grid_constant__ Reduction reduction, unsigned blocks_per_row) {
-  if constexpr (!kInThisCode<kReduceTable, kRow>) return;
-  using Types = ReduceTypes<kRow>;
-  constexpr int kColumnThreads = Types::kColumnThreads, kColumns = Types::kColumns;
   extern __shared__ float4 memory[];
-  const int rows = blockDim.x / kColumnThreads, groups_at_once = blockDim.x / kColumns;
+  const int rows = blockDim.x / kReduceAcross, groups_at_once = blockDim.x / kColumns;
   trigger_next_grid();
   const Total& total = reduction.totals[blockIdx.y];
   const Sums& sums = reduction.sums;
@@ -187,14 +170,14 @@ __global__ void LAUNCH_BOUNDS(kReduceTable[kRow].columns* kReduceTable[kRow].man
   int64_t begin = static_cast<int64_t>(round) * rows;
   int groups = static_cast<int>(min(sums.groups - begin, static_cast<int64_t>(rows)));
 
-  PartialReader<kRow> reader(sums, hidden, rows, groups, begin, first_column, total.terms[0].sum);
+  PartialReader reader(sums, hidden, rows, groups, begin, first_column, total.terms[0].sum);
   const int in_block = threadIdx.x % kColumns, first_group = threadIdx.x / kColumns;
   const int64_t column = first_column + in_block;
   const bool scaled = total.over_groups && reduction.scale.rows.data != nullptr;
-  auto* const row_sums = reinterpret_cast<typename Types::Row*>(memory);
+  auto* const row_sums = reinterpret_cast<SumRow*>(memory);
   auto* const group_sums = row_sums + rows;
-  const FinishedColumn<kRow> finished{reduction,   total,          row_sums, group_sums,      in_block,
-                                      first_group, groups_at_once, column,   column < hidden, scaled};
+  const FinishedColumn finished{reduction,   total,          row_sums, group_sums,      in_block,
+                                first_group, groups_at_once, column,   column < hidden, scaled};
   const uint32_t factor = finished.load_factor(0);
   uint32_t scale = finished.load_scale(begin + first_group);
   float result = 0.0f;
@@ -230,26 +213,16 @@ __global__ void LAUNCH_BOUNDS(kReduceTable[kRow].columns* kReduceTable[kRow].man
   if (first_group == 0 && column < hidden) store_as(total.type, total.data, column, result);
 }
 
-template <int kRow>
-cudaError_t launch_reduction(const Reduction& reduction, cudaStream_t stream) {
-  using Types = ReduceTypes<kRow>;
-  const int64_t groups = reduction.sums.groups;
-  constexpr ReduceConfig kConfig = Types::kConfig;
-  int rows = groups > kConfig.few_rows ? kConfig.many_rows : kConfig.few_rows;
-  while (rows < kConfig.many_rows && reduction.sums.parts > rows * kConfig.batch) rows *= 2;
-  const auto blocks_per_row = static_cast<unsigned>((reduction.hidden + Types::kColumns - 1) / Types::kColumns);
-  const auto rounds = static_cast<unsigned>((groups + rows - 1) / rows);
-  return launch_with_pdl(reduce_kernel<kRow>, dim3(blocks_per_row * rounds, static_cast<unsigned>(reduction.count)),
-                         dim3(Types::kColumnThreads * rows), 2 * rows * sizeof(typename Types::Row), stream, reduction,
-                         blocks_per_row);
-}
-
 // Launches the second stage. The kernel that writes the partial sums is the preceding one on the stream.
 inline cudaError_t reduce(const Reduction& reduction, cudaStream_t stream) {
   if (reduction.count == 0) return cudaSuccess;
-  // One row for all dtypes: the sums are float32.
-  return launch_row<kReduceTable>(find_row(kReduceTable, {compiled_capability(), Type::float32}),
-                                  [&](auto row) { return launch_reduction<row()>(reduction, stream); });
+  const int64_t groups = reduction.sums.groups;
+  int rows = groups > kReduceFewRows ? kReduceManyRows : kReduceFewRows;
+  while (rows < kReduceManyRows && reduction.sums.parts > rows * kReduceBatch) rows *= 2;
+  const auto blocks_per_row = static_cast<unsigned>((reduction.hidden + kColumns - 1) / kColumns);
+  const auto rounds = static_cast<unsigned>((groups + rows - 1) / rows);
+  return launch_with_pdl(reduce_kernel, dim3(blocks_per_row * rounds, static_cast<unsigned>(reduction.count)),
+                         dim3(kReduceAcross * rows), 2 * rows * sizeof(SumRow), stream, reduction, blocks_per_row);
 }
 
 }  // namespace

@@ -104,19 +104,14 @@ INLINE void run_group(const Attention& problem, int64_t batch, int64_t head) {
   }
 }
 
-struct OnGroups {
-  template <class T>
-  static INLINE void run(const Attention& problem, int64_t begin, int64_t end) {
-    for (int64_t group = begin; group < end; ++group) {
-      run_group<T>(problem, group / problem.key_heads, group % problem.key_heads);
-    }
-  }
-};
-
 }  // namespace
 
 void run(const Attention& problem, int64_t begin, int64_t end) {
-  run_on_cpu<OnGroups>(problem.type, problem, begin, end);
+  run_on_cpu(problem.type, [&](auto type) ALWAYS_INLINE {
+    for (int64_t group = begin; group < end; ++group) {
+      run_group<decltype(type)>(problem, group / problem.key_heads, group % problem.key_heads);
+    }
+  });
 }
 
 }  // namespace decode_step

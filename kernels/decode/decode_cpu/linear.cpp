@@ -57,34 +57,32 @@ INLINE void multiply(const Linear& problem, const float* x, const Weight& layer,
   }
 }
 
-struct OnColumns {
-  template <class T>
-  static INLINE void run(const Linear& problem, int64_t begin, int64_t end) {
-    using Storage = typename T::Storage;
-    std::vector<float> x(problem.rows * problem.inputs);
-    decode_all<T>(static_cast<const Storage*>(problem.x), problem.rows * problem.inputs, x.data());
-    const bool gated = problem.activation != Activation::none;
-    int layer = 0;
-    int64_t first = 0;  // column of the layer
-    for (int64_t column = begin; column < end; ++column) {
-      while (column >= first + problem.weights[layer].rows) first += problem.weights[layer++].rows;
-      float sums[kMostRows], projected[kMostRows];
-      multiply<T>(problem, x.data(), problem.weights[layer], column - first, sums);
-      if (gated) multiply<T>(problem, x.data(), problem.weights[1], column, projected);
-      for (int64_t row = 0; row < problem.rows; ++row) {
-        const int64_t at = row * problem.outputs + column;
-        float result = gated ? activated(sums[row], problem.activation) * projected[row] : sums[row];
-        if (problem.residual != nullptr) result += T::decode(static_cast<const Storage*>(problem.residual)[at]);
-        static_cast<Storage*>(problem.out)[at] = T::encode(result);
-      }
+template <class T>
+INLINE void run_columns(const Linear& problem, int64_t begin, int64_t end) {
+  using Storage = typename T::Storage;
+  std::vector<float> x(problem.rows * problem.inputs);
+  decode_all<T>(static_cast<const Storage*>(problem.x), problem.rows * problem.inputs, x.data());
+  const bool gated = problem.activation != Activation::none;
+  int layer = 0;
+  int64_t first = 0;  // column of the layer
+  for (int64_t column = begin; column < end; ++column) {
+    while (column >= first + problem.weights[layer].rows) first += problem.weights[layer++].rows;
+    float sums[kMostRows], projected[kMostRows];
+    multiply<T>(problem, x.data(), problem.weights[layer], column - first, sums);
+    if (gated) multiply<T>(problem, x.data(), problem.weights[1], column, projected);
+    for (int64_t row = 0; row < problem.rows; ++row) {
+      const int64_t at = row * problem.outputs + column;
+      float result = gated ? activated(sums[row], problem.activation) * projected[row] : sums[row];
+      if (problem.residual != nullptr) result += T::decode(static_cast<const Storage*>(problem.residual)[at]);
+      static_cast<Storage*>(problem.out)[at] = T::encode(result);
     }
   }
-};
+}
 
 }  // namespace
 
 void run(const Linear& problem, int64_t begin, int64_t end) {
-  run_on_cpu<OnColumns>(problem.type, problem, begin, end);
+  run_on_cpu(problem.type, [&](auto type) ALWAYS_INLINE { run_columns<decltype(type)>(problem, begin, end); });
 }
 
 }  // namespace decode_step

@@ -9,6 +9,8 @@
 // Reads:    keys and values of the tokens that the mask includes, once, and some that it excludes.
 // Writes:   `out`, `parts`, and `key` and `value` at the position of the new ones.
 // Must not: allocate, synchronize, or use another stream than the one given; add in an order that varies.
+// For clang, which has these intrinsics: the header declares clusters for nvcc alone otherwise.
+#define _CG_CLUSTER_INTRINSICS_AVAILABLE
 #include <cooperative_groups.h>
 #include <cuda_runtime.h>
 

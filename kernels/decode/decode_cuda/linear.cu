@@ -8,6 +8,8 @@
 // Reads:    each weight once; x once per block.
 // Writes:   `out`.
 // Must not: allocate, synchronize, or use another stream than the one given; add in an order that varies.
+// For clang, which has these intrinsics: the header declares clusters for nvcc alone otherwise.
+#define _CG_CLUSTER_INTRINSICS_AVAILABLE
 #include <cooperative_groups.h>
 #include <cuda_runtime.h>
 

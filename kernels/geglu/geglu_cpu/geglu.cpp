@@ -89,30 +89,28 @@ INLINE void run_range(const Backward& problem, int64_t begin, int64_t end) {
 }
 
 // Elements are computed by the dtype's functions: float32's are accurate to float32, those of 16 bits to 16 bits.
-struct OnElements {
-  template <class T, class Problem>
-  static INLINE void run(const Problem& problem, int64_t begin, int64_t end) {
-    using Element = std::conditional_t<std::is_same_v<T, BFloat16>, RoundedBFloat16, T>;
-    using Math = std::conditional_t<std::is_same_v<T, Float32>, Accurate, FastPortable>;
-    switch (problem.activation) {
-      case Activation::gelu:
-        return run_range<Element, Gelu<Math>>(problem, begin, end);
-      case Activation::gelu_tanh:
-        return run_range<Element, GeluTanh<Math>>(problem, begin, end);
-      case Activation::silu:
-        return run_range<Element, Silu<Math>>(problem, begin, end);
-    }
+template <class T, class Problem>
+INLINE void run_elements(const Problem& problem, int64_t begin, int64_t end) {
+  using Element = std::conditional_t<std::is_same_v<T, BFloat16>, RoundedBFloat16, T>;
+  using Math = std::conditional_t<std::is_same_v<T, Float32>, Accurate, FastPortable>;
+  switch (problem.activation) {
+    case Activation::gelu:
+      return run_range<Element, Gelu<Math>>(problem, begin, end);
+    case Activation::gelu_tanh:
+      return run_range<Element, GeluTanh<Math>>(problem, begin, end);
+    case Activation::silu:
+      return run_range<Element, Silu<Math>>(problem, begin, end);
   }
-};
+}
 
 }  // namespace
 
 void run(const Forward& problem, int64_t begin, int64_t end) {
-  run_on_cpu<OnElements>(problem.type, problem, begin, end);
+  run_on_cpu(problem.type, [&](auto type) ALWAYS_INLINE { run_elements<decltype(type)>(problem, begin, end); });
 }
 
 void run(const Backward& problem, int64_t begin, int64_t end) {
-  run_on_cpu<OnElements>(problem.type, problem, begin, end);
+  run_on_cpu(problem.type, [&](auto type) ALWAYS_INLINE { run_elements<decltype(type)>(problem, begin, end); });
 }
 
 }  // namespace geglu

@@ -52,17 +52,12 @@ INLINE void run_row(const CrossEntropy& problem, int64_t row) {
   }
 }
 
-struct OnRows {
-  template <class T>
-  static INLINE void run(const CrossEntropy& problem, int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) run_row<T>(problem, row);
-  }
-};
-
 }  // namespace
 
 void cross_entropy(const CrossEntropy& problem, int64_t begin, int64_t end) {
-  run_on_cpu<OnRows>(problem.type, problem, begin, end);
+  run_on_cpu(problem.type, [&](auto type) ALWAYS_INLINE {
+    for (int64_t row = begin; row < end; ++row) run_row<decltype(type)>(problem, row);
+  });
 }
 
 }  // namespace loss

@@ -59,71 +59,71 @@ INLINE void write_normed(const float* values, float rstd, const float* factors, 
   });
 }
 
-struct OnRows {
-  template <class T>
-  static INLINE void run(const Forward& problem, int64_t begin, int64_t end) {
-    const int64_t hidden = problem.hidden;
-    const Floats factors = load_factors<T>(problem.weight.data, problem.weight.type, problem.weight.offset, hidden);
-    Floats row_values(hidden);
-    float* values = row_values.data();
-    for (int64_t row = begin; row < end; ++row) {
-      if (problem.residual.data == nullptr) {
-        decode_all<T>(at<T>(problem.x, row), hidden, values);
-      } else {
-        read_sum<T>(problem, row, values);
-      }
-      const double squares = sum_of(hidden, [=](int64_t i) ALWAYS_INLINE { return values[i] * values[i]; });
-      const float rstd = reciprocal_norm(squares, hidden, problem.eps);
-      if (problem.normed_type != problem.type) {
-        auto* to = static_cast<float*>(problem.normed) + row * hidden;
-        write_normed<T, Float32>(values, rstd, factors.data(), true, hidden, to);
-      } else {
-        const bool rounded = problem.rounded_before_weight && problem.weight.data != nullptr;
-        auto* to = destination<T>(problem.normed, problem.x, row, hidden);
-        write_normed<T, T>(values, rstd, factors.data(), rounded, hidden, to);
-      }
+template <class T>
+INLINE void run_rows(const Forward& problem, int64_t begin, int64_t end) {
+  const int64_t hidden = problem.hidden;
+  const Floats factors = load_factors<T>(problem.weight.data, problem.weight.type, problem.weight.offset, hidden);
+  Floats row_values(hidden);
+  float* values = row_values.data();
+  for (int64_t row = begin; row < end; ++row) {
+    if (problem.residual.data == nullptr) {
+      decode_all<T>(at<T>(problem.x, row), hidden, values);
+    } else {
+      read_sum<T>(problem, row, values);
+    }
+    const double squares = sum_of(hidden, [=](int64_t i) ALWAYS_INLINE { return values[i] * values[i]; });
+    const float rstd = reciprocal_norm(squares, hidden, problem.eps);
+    if (problem.normed_type != problem.type) {
+      auto* to = static_cast<float*>(problem.normed) + row * hidden;
+      write_normed<T, Float32>(values, rstd, factors.data(), true, hidden, to);
+    } else {
+      const bool rounded = problem.rounded_before_weight && problem.weight.data != nullptr;
+      auto* to = destination<T>(problem.normed, problem.x, row, hidden);
+      write_normed<T, T>(values, rstd, factors.data(), rounded, hidden, to);
     }
   }
+}
 
-  // Adds the terms of the weight's gradient to `partial`, unless that is null.
-  template <class T>
-  static INLINE void run(const Backward& problem, float* partial, int64_t begin, int64_t end) {
-    const int64_t hidden = problem.hidden;
-    const Floats weights = load_factors<T>(problem.weight.data, problem.weight.type, problem.weight.offset, hidden);
-    const float* factors = weights.data();
-    Floats x_values(hidden), grad_values(hidden), more_values(hidden);
-    float *x = x_values.data(), *grad = grad_values.data(), *more = more_values.data();
-    std::vector<double> sums(partial == nullptr ? 0 : hidden);
-    for (int64_t row = begin; row < end; ++row) {
-      decode_all<T>(at<T>(problem.x, row), hidden, x);
-      decode_all<T>(at<T>(problem.grad, row), hidden, grad);
-      if (problem.grad_sum.data != nullptr) decode_all<T>(at<T>(problem.grad_sum, row), hidden, more);
-      const double squares = sum_of(hidden, [=](int64_t i) ALWAYS_INLINE { return x[i] * x[i]; });
-      const double products = sum_of(hidden, [=](int64_t i) ALWAYS_INLINE { return x[i] * (grad[i] * factors[i]); });
-      const float rstd = reciprocal_norm(squares, hidden, problem.eps);
-      const float projection = rstd * rstd * static_cast<float>(products / static_cast<double>(hidden));
-      if (partial != nullptr) {
-        double* of_columns = sums.data();
+// Adds the terms of the weight's gradient to `partial`, unless that is null.
+template <class T>
+INLINE void run_rows(const Backward& problem, float* partial, int64_t begin, int64_t end) {
+  const int64_t hidden = problem.hidden;
+  const Floats weights = load_factors<T>(problem.weight.data, problem.weight.type, problem.weight.offset, hidden);
+  const float* factors = weights.data();
+  Floats x_values(hidden), grad_values(hidden), more_values(hidden);
+  float *x = x_values.data(), *grad = grad_values.data(), *more = more_values.data();
+  std::vector<double> sums(partial == nullptr ? 0 : hidden);
+  for (int64_t row = begin; row < end; ++row) {
+    decode_all<T>(at<T>(problem.x, row), hidden, x);
+    decode_all<T>(at<T>(problem.grad, row), hidden, grad);
+    if (problem.grad_sum.data != nullptr) decode_all<T>(at<T>(problem.grad_sum, row), hidden, more);
+    const double squares = sum_of(hidden, [=](int64_t i) ALWAYS_INLINE { return x[i] * x[i]; });
+    const double products = sum_of(hidden, [=](int64_t i) ALWAYS_INLINE { return x[i] * (grad[i] * factors[i]); });
+    const float rstd = reciprocal_norm(squares, hidden, problem.eps);
+    const float projection = rstd * rstd * static_cast<float>(products / static_cast<double>(hidden));
+    if (partial != nullptr) {
+      double* of_columns = sums.data();
 #pragma omp simd
-        for (int64_t i = 0; i < hidden; ++i) of_columns[i] += static_cast<double>(grad[i] * (x[i] * rstd));
-      }
-      auto* to = static_cast<typename T::Storage*>(problem.grad_x) + row * hidden;
-      for_blocks(hidden, [=](int64_t start, int64_t length) ALWAYS_INLINE {
-        Block results;
-#pragma omp simd
-        for (int64_t i = 0; i < length; ++i) {
-          results[i] = rstd * (grad[start + i] * factors[start + i] - x[start + i] * projection) + more[start + i];
-        }
-        encode_all<T>(results, length, to + start);
-      });
+      for (int64_t i = 0; i < hidden; ++i) of_columns[i] += static_cast<double>(grad[i] * (x[i] * rstd));
     }
-    std::copy(sums.begin(), sums.end(), partial);
+    auto* to = static_cast<typename T::Storage*>(problem.grad_x) + row * hidden;
+    for_blocks(hidden, [=](int64_t start, int64_t length) ALWAYS_INLINE {
+      Block results;
+#pragma omp simd
+      for (int64_t i = 0; i < length; ++i) {
+        results[i] = rstd * (grad[start + i] * factors[start + i] - x[start + i] * projection) + more[start + i];
+      }
+      encode_all<T>(results, length, to + start);
+    });
   }
-};
+  std::copy(sums.begin(), sums.end(), partial);
+}
 
 }  // namespace
 
-void run(const Forward& problem, int64_t begin, int64_t end) { run_on_cpu<OnRows>(problem.type, problem, begin, end); }
+void run(const Forward& problem, int64_t begin, int64_t end) {
+  run_on_cpu(problem.type, [&](auto type) ALWAYS_INLINE { run_rows<decltype(type)>(problem, begin, end); });
+}
 
 int partial_sums(const Backward& problem, int64_t* parts) {
   *parts = std::min<int64_t>((problem.rows + 3) / 4, 64);
@@ -132,15 +132,15 @@ int partial_sums(const Backward& problem, int64_t* parts) {
 
 void run(const Backward& problem, int64_t begin, int64_t end) {
   for (int64_t part = begin; part < end; ++part) {
-    const auto [first, last] = part_of(problem.rows, problem.parts, part);
+    const Part rows = part_of(problem.rows, problem.parts, part);
     float* partial = problem.partial == nullptr ? nullptr : problem.partial + part * problem.hidden;
-    run_on_cpu<OnRows>(problem.type, problem, partial, first, last);
+    run_on_cpu(problem.type,
+               [&](auto type) ALWAYS_INLINE { run_rows<decltype(type)>(problem, partial, rows.first, rows.last); });
   }
 }
 
 void reduce_weight_gradient(const Backward& problem, int64_t begin, int64_t end) {
-  run_on_cpu<ReduceColumns>(problem.weight.type, problem.partial, problem.parts, problem.hidden, begin, end,
-                            problem.grad_weight);
+  reduce_columns(problem.weight.type, problem.partial, problem.parts, problem.hidden, begin, end, problem.grad_weight);
 }
 
 }  // namespace rmsnorm

@@ -98,25 +98,26 @@ Grid grid_of(int64_t rows, int64_t units, bool vectors, Type type, const DeviceP
   return {row, 0, 1, std::min(rows, blocks_per_sm * static_cast<int64_t>(device.sms)), blocks_per_sm};
 }
 
-template <typename Config, typename T, bool kFast>
+template <int kRow, typename T, bool kFast>
 void launch_ring(const BackwardArguments& arguments, const Grid& grid, const DeviceProperties& device,
                  cudaStream_t stream) {
   static std::atomic<uint64_t> known{0};  // devices on which the kernel may have this much shared memory
   const uint64_t known_if_this = device.number < 64 ? uint64_t{1} << device.number : 0;
-  const auto kernel = backward_ring_kernel<Config, T, kFast>;
+  const auto kernel = backward_ring_kernel<kRow, T, kFast>;
   const int threads = grid.group * grid.groups;
   if ((known.load(std::memory_order_relaxed) & known_if_this) == 0 &&
       cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                            device.shared_bytes_per_sm - kReservedBytes) == cudaSuccess) {
     known.fetch_or(known_if_this, std::memory_order_relaxed);
   }
-  const int bytes = threads * Config::kVectors * kVectorBytes;
+  const int bytes = threads * kBackwardLaunches[kRow].held * kVectorBytes;
   const int tensors = arguments.grad_sum != nullptr ? 3 : 2;
   // Too much for one block more on an SM. Else an SM on which the previous kernel ends early would take more than its
   // share, and others would have no block at all: short rows took a third longer.
   const int share = device.shared_bytes_per_sm / (grid.blocks_per_sm + 1);
   launch_with_pdl(kernel, static_cast<unsigned>(grid.blocks), static_cast<unsigned>(threads),
-                  static_cast<size_t>(std::max(Config::kStages * tensors * bytes, share)), stream, arguments);
+                  static_cast<size_t>(std::max(kBackwardLaunches[kRow].stages * tensors * bytes, share)), stream,
+                  arguments);
 }
 
 // all_aligned: the rows and the weight are aligned. row_dtype: the weight has the dtype of the rows, or is absent.
@@ -124,15 +125,12 @@ template <typename T>
 void launch_row(const BackwardArguments& arguments, const Grid& grid, bool all_aligned, bool row_dtype,
                 const DeviceProperties& device, cudaStream_t stream) {
   with_row<kBackwardLaunches, dtype_bit(kTypeOf<T>)>(grid.row, [&](auto row) {
-    constexpr BackwardLaunch kLaunch = kBackwardLaunches[row()];
-    const auto blocks = static_cast<unsigned>(grid.blocks);
-    if constexpr (kLaunch.general) {
+    if constexpr (kBackwardLaunches[row()].general) {
       constexpr int kWidth = kVectorBytes / sizeof(T);
       const auto kernel = all_aligned ? backward_general_kernel<T, kWidth> : backward_general_kernel<T, 1>;
-      launch_with_pdl(kernel, blocks, kMaxBlockThreads, 0, stream, arguments);
+      launch_with_pdl(kernel, static_cast<unsigned>(grid.blocks), kMaxBlockThreads, 0, stream, arguments);
     } else {
-      using Config = RingConfig<kLaunch.threads, kLaunch.held, kLaunch.stages, kLaunch.many_iterations>;
-      const auto launch = all_aligned && row_dtype ? launch_ring<Config, T, true> : launch_ring<Config, T, false>;
+      const auto launch = all_aligned && row_dtype ? launch_ring<row(), T, true> : launch_ring<row(), T, false>;
       launch(arguments, grid, device, stream);
     }
   });

@@ -15,15 +15,9 @@
 #pragma once
 
 #include "rmsnorm_cuda/backward.cuh"
+#include "rmsnorm_cuda/launch_table.h"
 
 namespace rmsnorm {
-
-// The columns of a row of the launch table that a ring kernel is compiled for. Rows that agree in them share a kernel.
-template <int kThreads_, int kVectors_, int kStages_, int kManyIterations_>
-struct RingConfig {
-  static constexpr int kThreads = kThreads_, kVectors = kVectors_, kStages = kStages_;
-  static constexpr int kManyIterations = kManyIterations_;
-};
 
 // The columns that a thread of a group takes from each row.
 template <typename T>
@@ -60,11 +54,11 @@ __device__ __forceinline__ void prefetch_first(const BackwardArguments& argument
   }
 }
 
-// A thread's view of its group's ring buffer.
-template <typename Config, typename T>
+// A thread's view of its group's ring buffer. Here and below, kRow: of kBackwardLaunches.
+template <int kRow, typename T>
 class RingBuffer {
  public:
-  static constexpr int kWidth = kVectorBytes / sizeof(T), kVectors = Config::kVectors;
+  static constexpr int kWidth = kVectorBytes / sizeof(T), kVectors = kBackwardLaunches[kRow].held;
 
   __device__ __forceinline__ RingBuffer(float4* memory, int tensors)
       : memory_(memory), tensors_(tensors), own_(memory + threadIdx.x) {}
@@ -94,7 +88,7 @@ class RingBuffer {
 
   __device__ __forceinline__ void advance() {
     own_ += tensors_ * kVectors * blockDim.x;
-    if (++stage_ == Config::kStages) {
+    if (++stage_ == kBackwardLaunches[kRow].stages) {
       stage_ = 0;
       own_ = memory_ + threadIdx.x;
     }
@@ -108,9 +102,9 @@ class RingBuffer {
 };
 
 // The factors of a thread's vectors. Without kFast they are floats from the start.
-template <typename Config, typename T, bool kFast>
+template <int kRow, typename T, bool kFast>
 struct RingFactors {
-  static constexpr int kWidth = kVectorBytes / sizeof(T), kVectors = Config::kVectors;
+  static constexpr int kWidth = kVectorBytes / sizeof(T), kVectors = kBackwardLaunches[kRow].held;
   Factors<T, kWidth> factors[kVectors];
   float weights[kVectors][kWidth];
 
@@ -138,13 +132,13 @@ struct RingFactors {
 };
 
 // Adds a thread's vectors of the current stage to the row's sums.
-template <typename Config, typename T, bool kFast>
+template <int kRow, typename T, bool kFast>
 __device__ __forceinline__ void add_row_to_sums(const BackwardArguments& arguments, const RowSlice<T>& slice,
-                                                const RingBuffer<Config, T>& ring,
-                                                RingFactors<Config, T, kFast>& factors, int columns, float (&sums)[2]) {
+                                                const RingBuffer<kRow, T>& ring, RingFactors<kRow, T, kFast>& factors,
+                                                int columns, float (&sums)[2]) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
 #pragma unroll
-  for (int i = 0; i < Config::kVectors; ++i) {
+  for (int i = 0; i < kBackwardLaunches[kRow].held; ++i) {
     const int column = slice.column(i);
     if (column < columns) {
       float values[kWidth];
@@ -155,8 +149,8 @@ __device__ __forceinline__ void add_row_to_sums(const BackwardArguments& argumen
 }
 
 // Returns the i-th vector of grad_x of a thread, and adds to its sums of the weight's gradient.
-template <typename Config, typename T, int kWidth>
-__device__ __forceinline__ Vector<T, kWidth> gradient_of_vector(const RingBuffer<Config, T>& ring,
+template <int kRow, typename T, int kWidth>
+__device__ __forceinline__ Vector<T, kWidth> gradient_of_vector(const RingBuffer<kRow, T>& ring,
                                                                 const float (&factors)[kWidth], int i,
                                                                 const RowGradient& row, bool add,
                                                                 float (&weight_sums)[kWidth]) {
@@ -170,10 +164,11 @@ __device__ __forceinline__ Vector<T, kWidth> gradient_of_vector(const RingBuffer
 //
 // The second kernel may start during the last iterations. An earlier trigger costs up to 10 % with wide rows and up to
 // 5 % with few iterations (H100).
-template <typename Config, typename T, bool kFast>
-__global__ void __launch_bounds__(Config::kThreads)
+template <int kRow, typename T, bool kFast>
+__global__ void __launch_bounds__(kBackwardLaunches[kRow].threads)
     backward_ring_kernel(const __grid_constant__ BackwardArguments arguments) {
-  constexpr int kWidth = kVectorBytes / sizeof(T), kVectors = Config::kVectors, kStages = Config::kStages;
+  constexpr BackwardLaunch kLaunch = kBackwardLaunches[kRow];
+  constexpr int kWidth = kVectorBytes / sizeof(T), kVectors = kLaunch.held, kStages = kLaunch.stages;
   __shared__ GroupSums::Scratch scratch;
   extern __shared__ float4 memory[];
   const bool add = arguments.grad_sum != nullptr;
@@ -185,14 +180,14 @@ __global__ void __launch_bounds__(Config::kThreads)
   int64_t next = first_row - static_cast<int64_t>(gridDim.x) * index;
   const RowSlice<T> slice(arguments, thread);
   GroupSums sum_over_group(scratch, group, index);
-  RingBuffer<Config, T> ring(memory, tensors);
+  RingBuffer<kRow, T> ring(memory, tensors);
   prefetch_first<T, kFast>(arguments, next, thread);
   grid_wait();
-  RingFactors<Config, T, kFast> factors;
+  RingFactors<kRow, T, kFast> factors;
   factors.load(slice, arguments.weight);
   float weight_sums[kVectors][kWidth] = {};
   int64_t row = next + step * kStages;
-  const int64_t last_iterations = arguments.rows > Config::kManyIterations * step ? 2 : 1;
+  const int64_t last_iterations = arguments.rows > kLaunch.many_iterations * step ? 2 : 1;
   for (int64_t iteration = -kStages; iteration * step < arguments.rows; ++iteration, row -= step, next -= step) {
     if ((iteration + last_iterations) * step >= arguments.rows) trigger_next_grid();
     const int columns = iteration >= 0 && row >= 0 ? slice.hidden : 0;

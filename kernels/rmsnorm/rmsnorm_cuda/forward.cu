@@ -36,8 +36,6 @@ template <typename T, bool kAdd>
 void launch_row(int row, const ForwardArguments& arguments, const Grid& grid, bool aligned, cudaStream_t stream) {
   with_row<kForwardLaunches, dtype_bit(kTypeOf<T>)>(row, [&](auto index) {
     constexpr ForwardLaunch kLaunch = kForwardLaunches[index()];
-    using Config = ForwardConfig<kLaunch.row_per_block, kLaunch.threads, fixed_log2_lanes(kLaunch), kLaunch.held,
-                                 kLaunch.early_trigger_blocks>;
     const auto start = [&](auto kernel, const auto& kernel_arguments) {
       launch_with_pdl(kernel, grid.blocks, grid.threads, 0, stream, kernel_arguments);
     };
@@ -45,10 +43,10 @@ void launch_row(int row, const ForwardArguments& arguments, const Grid& grid, bo
       start(aligned ? forward_general_kernel<T, kVectorBytes / sizeof(T), kAdd> : forward_general_kernel<T, 1, kAdd>,
             arguments);
     } else if constexpr (kLaunch.is(ForwardLayout::fast)) {
-      start(forward_aligned_kernel<Config, FastForwardArguments, T, kAdd>,
+      start(forward_aligned_kernel<index(), FastForwardArguments, T, kAdd>,
             static_cast<const FastForwardArguments&>(arguments));
     } else {
-      start(forward_aligned_kernel<Config, ForwardArguments, T, kAdd>, arguments);
+      start(forward_aligned_kernel<index(), ForwardArguments, T, kAdd>, arguments);
     }
   });
 }

@@ -8,19 +8,11 @@
 
 #include "kit/launch.cuh"
 #include "rmsnorm_cuda/device.cuh"
+#include "rmsnorm_cuda/launch_table.h"
 
 namespace rmsnorm {
 
 constexpr uint8_t kWholeBlock = 255;  // in place of log2_lanes: all threads of the block share a row
-
-// The columns of a row of the launch table that a kernel is compiled for. Rows that agree in them share a kernel.
-// kLog2Lanes: as fixed_log2_lanes returns it.
-template <bool kRowPerBlock_, int kThreads_, int kLog2Lanes_, int kVectors_, unsigned kEarlyTriggerBlocks_>
-struct ForwardConfig {
-  static constexpr bool kRowPerBlock = kRowPerBlock_;
-  static constexpr int kThreads = kThreads_, kLog2Lanes = kLog2Lanes_, kVectors = kVectors_;
-  static constexpr unsigned kEarlyTriggerBlocks = kEarlyTriggerBlocks_;
-};
 
 // Fast path: rows are evenly strided; weight and results have x's dtype. With few rows, the wait for the parameters is
 // a large part of a kernel's time, so the parameters that every launch needs fit in one 64-byte cache line.
@@ -204,31 +196,33 @@ __device__ __forceinline__ void store_row(const Arguments& arguments, int64_t of
 // and 42 with one, which leaves an SM two blocks of 448 threads instead of three; clang's would save registers and load
 // the weight late.
 #if defined(__clang__)
-template <typename Config, bool kAdd>
-constexpr int kMinBlocks = kAdd && Config::kRowPerBlock ? 0 : 1024 / Config::kThreads;
+template <int kRow, bool kAdd>
+constexpr int kMinBlocks = kAdd && kForwardLaunches[kRow].row_per_block ? 0 : 1024 / kForwardLaunches[kRow].threads;
 #else
-template <typename Config, bool kAdd>
-constexpr int kMinBlocks = Config::kRowPerBlock ? 0 : 1024 / Config::kThreads;
+template <int kRow, bool kAdd>
+constexpr int kMinBlocks = kForwardLaunches[kRow].row_per_block ? 0 : 1024 / kForwardLaunches[kRow].threads;
 #endif
 
-// Config::kRowPerBlock: a block has one row, else one row per group of 2^log2_lanes lanes.
+// With `row_per_block` a block has one row, else one row per group of 2^log2_lanes lanes.
 //
 // With FastForwardArguments all loads are in flight before the first is waited for, and there is no branch per vector.
 // That saves 2 % of the time with large tensors and 10 % with small ones (H100).
-template <typename Config, typename Arguments, typename T, bool kAdd>
-__global__ void LAUNCH_BOUNDS(Config::kThreads, kMinBlocks<Config, kAdd>)
+template <int kRow, typename Arguments, typename T, bool kAdd>
+__global__ void LAUNCH_BOUNDS(kForwardLaunches[kRow].threads, kMinBlocks<kRow, kAdd>)
     forward_aligned_kernel(const __grid_constant__ Arguments arguments) {
-  constexpr bool kBlock = Config::kRowPerBlock;
-  constexpr int kWidth = kVectorBytes / sizeof(T), kVectors = Config::kVectors, kWarps = Config::kThreads / kWarp;
+  constexpr ForwardLaunch kLaunch = kForwardLaunches[kRow];
+  constexpr bool kBlock = kLaunch.row_per_block;
+  constexpr int kWidth = kVectorBytes / sizeof(T), kVectors = kLaunch.held, kWarps = kLaunch.threads / kWarp;
+  constexpr int kLog2Lanes = fixed_log2_lanes(kLaunch);
   // A residual and a weight at once would take too many registers.
   constexpr bool kWeightAfterResidual = kAdd && kVectors > 2;
   // As a constant, the number of lanes makes the distances between a thread's vectors constants as well, and keeps
   // addresses out of registers.
-  const int log2_lanes = Config::kLog2Lanes >= 0 ? Config::kLog2Lanes : arguments.log2_lanes;
+  const int log2_lanes = kLog2Lanes >= 0 ? kLog2Lanes : arguments.log2_lanes;
   const int lanes = kBlock ? blockDim.x : 1 << log2_lanes;
   const int lane = kBlock ? threadIdx.x : threadIdx.x & (lanes - 1);
   const int64_t row =
-      kBlock ? blockIdx.x : (static_cast<int64_t>(blockIdx.x) * Config::kThreads + threadIdx.x) >> log2_lanes;
+      kBlock ? blockIdx.x : (static_cast<int64_t>(blockIdx.x) * kLaunch.threads + threadIdx.x) >> log2_lanes;
   // A thread without a row still takes part in its warp's reduction.
   const int columns = kBlock || row < arguments.rows ? arguments.hidden : 0;
   const int weight_columns = arguments.weight.data != nullptr ? columns : 0;
@@ -240,11 +234,11 @@ __global__ void LAUNCH_BOUNDS(Config::kThreads, kMinBlocks<Config, kAdd>)
       if (column < columns) factors.load_weight(arguments.weight, column);
     }
   };
-  if (gridDim.x >= Config::kEarlyTriggerBlocks) trigger_next_grid();
+  if (gridDim.x >= kLaunch.early_trigger_blocks) trigger_next_grid();
   if (blockIdx.x < arguments.prefetch_blocks && (kBlock ? threadIdx.x == 0 : lane == 0))
     prefetch_row<T, kAdd>(arguments, row);
   grid_wait();
-  if (gridDim.x < Config::kEarlyTriggerBlocks) trigger_next_grid();
+  if (gridDim.x < kLaunch.early_trigger_blocks) trigger_next_grid();
   Vector<T, kWidth> x[kVectors], residual[kAdd ? kVectors : 1];
   Factors<T, kWidth> factors[kVectors];
   load_row(arguments.x, offsets.x, lane, lanes, columns, x);

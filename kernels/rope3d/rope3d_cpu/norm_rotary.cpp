@@ -131,41 +131,33 @@ class Rows {
   bool rotated_ = false;
 };
 
-struct Forward {
-  template <class T>
-  static INLINE void run(const NormRotation& problem, int64_t begin, int64_t end) {
-    Rows<T> rows(problem);
-    rows.for_each_row(begin, end, [&]() ALWAYS_INLINE { rows.forward_row(); });
-  }
-};
-
-struct Backward {
-  template <class T>
-  static INLINE void run(const NormRotation& problem, int64_t begin, int64_t end) {
-    const int64_t tokens = problem.rotation.batch * problem.rotation.tokens;
-    Rows<T> rows(problem);
-    std::vector<double> sums[kMaxSides];
-    for (int64_t part = begin; part < end; ++part) {
-      for (int side = 0; side < kMaxSides; ++side) {
-        if (problem.norms[side].partial != nullptr) sums[side].assign(problem.row_elements(side), 0.0);
-      }
-      const auto [first, last] = part_of(tokens, problem.parts, part);
-      rows.for_each_row(first, last, [&]() ALWAYS_INLINE {
-        auto& of_side = sums[rows.side()];
-        rows.backward_row(of_side.empty() ? nullptr : of_side.data());
-      });
-      for (int side = 0; side < kMaxSides; ++side) {
-        std::copy(sums[side].begin(), sums[side].end(),
-                  problem.norms[side].partial + part * problem.row_elements(side));
-      }
+template <class T>
+INLINE void run_parts(const NormRotation& problem, int64_t begin, int64_t end) {
+  const int64_t tokens = problem.rotation.batch * problem.rotation.tokens;
+  Rows<T> rows(problem);
+  std::vector<double> sums[kMaxSides];
+  for (int64_t part = begin; part < end; ++part) {
+    for (int side = 0; side < kMaxSides; ++side) {
+      if (problem.norms[side].partial != nullptr) sums[side].assign(problem.row_elements(side), 0.0);
+    }
+    const auto [first, last] = part_of(tokens, problem.parts, part);
+    rows.for_each_row(first, last, [&]() ALWAYS_INLINE {
+      auto& of_side = sums[rows.side()];
+      rows.backward_row(of_side.empty() ? nullptr : of_side.data());
+    });
+    for (int side = 0; side < kMaxSides; ++side) {
+      std::copy(sums[side].begin(), sums[side].end(), problem.norms[side].partial + part * problem.row_elements(side));
     }
   }
-};
+}
 
 }  // namespace
 
 void norm_rotate(const NormRotation& problem, int64_t begin, int64_t end) {
-  run_on_cpu<Forward>(problem.rotation.type, problem, begin, end);
+  run_on_cpu(problem.rotation.type, [&](auto type) ALWAYS_INLINE {
+    Rows<decltype(type)> rows(problem);
+    rows.for_each_row(begin, end, [&]() ALWAYS_INLINE { rows.forward_row(); });
+  });
 }
 
 int norm_partial_sums(const NormRotation& problem, int64_t* parts) {
@@ -174,13 +166,13 @@ int norm_partial_sums(const NormRotation& problem, int64_t* parts) {
 }
 
 void norm_rotate_backward(const NormRotation& problem, int64_t begin, int64_t end) {
-  run_on_cpu<Backward>(problem.rotation.type, problem, begin, end);
+  run_on_cpu(problem.rotation.type, [&](auto type) ALWAYS_INLINE { run_parts<decltype(type)>(problem, begin, end); });
 }
 
 void reduce_norm_weight(const NormRotation& problem, int side, int64_t begin, int64_t end) {
   const SideNorm& norm = problem.norms[side];
-  run_on_cpu<ReduceColumns>(norm.weight_type, norm.partial, problem.parts, problem.row_elements(side), begin, end,
-                            norm.grad_weight);
+  reduce_columns(norm.weight_type, norm.partial, problem.parts, problem.row_elements(side), begin, end,
+                 norm.grad_weight);
 }
 
 }  // namespace rope3d

@@ -50,42 +50,40 @@ INLINE void gather_grid(const Rotation& problem, int64_t token, GridRows& rows, 
   }
 }
 
-struct RotateTokens {
-  template <class T>
-  static INLINE void run(const Rotation& problem, int64_t begin, int64_t end) {
-    using Storage = typename T::Storage;
-    GridRows rows;
-    Angles angles(problem);
-    std::vector<float> values(2 * problem.pairs);
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t sequence = i / problem.tokens, token = i % problem.tokens;
-      const bool rotated = token >= problem.prefix;
-      if (rotated && problem.grid.table != nullptr) gather_grid(problem, token, rows, angles);
-      if (rotated && problem.grid.table == nullptr) gather_angles(problem, sequence, token, angles);
-      const int64_t copied = rotated ? problem.first_passthrough() : 0;
-      const int64_t copies = rotated ? problem.passthrough() : problem.width;
-      for (const Side& side : problem.sides) {
-        const auto* from = static_cast<const Storage*>(side.from) + token_offset(side.from_strides, sequence, token);
-        auto* to = static_cast<Storage*>(side.to) + token_offset(side.to_strides, sequence, token);
-        for (int64_t head = 0; head < side.heads; ++head) {
-          if (copies > 0 && from != to) std::memcpy(to + copied, from + copied, copies * sizeof(Storage));
-          if (rotated) {
-            decode_all<T>(from + problem.first_rotated, 2 * problem.pairs, values.data());
-            rotate_pairs(angles, problem.pairs, problem.half, values.data());
-            encode_all<T>(values.data(), 2 * problem.pairs, to + problem.first_rotated);
-          }
-          from += side.from_strides.head;
-          to += side.to_strides.head;
+template <class T>
+INLINE void rotate_tokens(const Rotation& problem, int64_t begin, int64_t end) {
+  using Storage = typename T::Storage;
+  GridRows rows;
+  Angles angles(problem);
+  std::vector<float> values(2 * problem.pairs);
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t sequence = i / problem.tokens, token = i % problem.tokens;
+    const bool rotated = token >= problem.prefix;
+    if (rotated && problem.grid.table != nullptr) gather_grid(problem, token, rows, angles);
+    if (rotated && problem.grid.table == nullptr) gather_angles(problem, sequence, token, angles);
+    const int64_t copied = rotated ? problem.first_passthrough() : 0;
+    const int64_t copies = rotated ? problem.passthrough() : problem.width;
+    for (const Side& side : problem.sides) {
+      const auto* from = static_cast<const Storage*>(side.from) + token_offset(side.from_strides, sequence, token);
+      auto* to = static_cast<Storage*>(side.to) + token_offset(side.to_strides, sequence, token);
+      for (int64_t head = 0; head < side.heads; ++head) {
+        if (copies > 0 && from != to) std::memcpy(to + copied, from + copied, copies * sizeof(Storage));
+        if (rotated) {
+          decode_all<T>(from + problem.first_rotated, 2 * problem.pairs, values.data());
+          rotate_pairs(angles, problem.pairs, problem.half, values.data());
+          encode_all<T>(values.data(), 2 * problem.pairs, to + problem.first_rotated);
         }
+        from += side.from_strides.head;
+        to += side.to_strides.head;
       }
     }
   }
-};
+}
 
 }  // namespace
 
 void run(const Rotation& problem, int64_t begin, int64_t end) {
-  run_on_cpu<RotateTokens>(problem.type, problem, begin, end);
+  run_on_cpu(problem.type, [&](auto type) ALWAYS_INLINE { rotate_tokens<decltype(type)>(problem, begin, end); });
 }
 
 }  // namespace rope3d

@@ -11,10 +11,22 @@ from kernel_format.errors import StoreError
 
 
 def default_cache() -> Path:
-    """Return the builder's cache directory: KERNEL_BUILDER_CACHE, or else the user's cache directory."""
+    """Return the builder's cache directory: KERNEL_BUILDER_CACHE, or else that of the XDG Base Directory Specification.
+
+    Raises:
+        StoreError: If the user has no home directory, such as a user id without an account in a container.
+    """
     if named := os.environ.get("KERNEL_BUILDER_CACHE"):
         return Path(named).absolute()
-    return user_cache("kernel-builder")
+    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        return (caches if caches.is_absolute() else Path("~/.cache").expanduser()) / "kernel-builder"
+    except RuntimeError as error:
+        raise StoreError(
+            "this user has no home directory for the cache",
+            where=f"user {os.getuid()}",
+            hint="set KERNEL_BUILDER_CACHE to a directory that can be written, and HOME",
+        ) from error
 
 
 def shared_cache() -> Path | None:
@@ -32,20 +44,3 @@ def is_open_to_others(cache: Path) -> bool:
             if status.st_mode & writers or status.st_uid not in {0, os.geteuid()}:
                 return True
     return False
-
-
-def user_cache(program: str) -> Path:
-    """Return a program's default cache directory by the XDG Base Directory Specification.
-
-    Raises:
-        StoreError: If the user has no home directory, such as a user id without an account in a container.
-    """
-    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    try:
-        return (named if named.is_absolute() else Path("~/.cache").expanduser()) / program
-    except RuntimeError as error:
-        raise StoreError(
-            "this user has no home directory for the cache",
-            where=f"user {os.getuid()}",
-            hint="set KERNEL_BUILDER_CACHE to a directory that can be written, and HOME",
-        ) from error

@@ -32,11 +32,6 @@ class Release(NamedTuple):
             raise ValueError(f"{text!r} is not a version like 2.10")
         return Release(int(match[1]), int(match[2]))
 
-    @staticmethod
-    def from_digits(digits: str) -> Release:
-        """Read the one-digit major and the minor of a Torch name (`210`)."""
-        return Release(int(digits[0]), int(digits[1:]))
-
 
 class Version(tuple[int, ...]):
     """A version of at least two parts, the end of a range of releases.

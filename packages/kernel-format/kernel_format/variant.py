@@ -151,28 +151,19 @@ def parse(name: str) -> Variant:
         VariantError: If the name does not follow the grammar, or names no back end of `BACKENDS`.
     """
     if noarch := re.fullmatch(r"torch-([a-z]+)", name):
-        backend = next((backend for backend in BACKENDS if backend.name == noarch[1]), None)
-        if backend is None:
-            raise not_a_variant(name)
-        return Variant(Noarch(), backend)
+        for backend in (backend for backend in BACKENDS if backend.name == noarch[1]):
+            return Variant(Noarch(), backend)
     match = re.fullmatch(
         r"(?:torch(?P<torch>\d\d+)(?P<cxx11>-cxx11)?|torch-stable-abi(?P<stable>\d\d+)|tvm-ffi(?P<tvm>\d\d+))"
         r"-(?P<backend>[a-z0-9]+)-(?P<platform>[a-z0-9_]+-[a-z]+)",
         name,
     )
-    if not match or (match["torch"] and bool(match["cxx11"]) is not name.endswith(_CXX11_SYSTEM)):
-        raise not_a_variant(name)
-    backend = next((backend for backend in BACKENDS if backend.is_spelled(match["backend"])), None)
-    if backend is None:
-        raise not_a_variant(name)
-    group = next(group for group in _ABIS if match[group])
-    framework = _ABIS[group](Release.from_digits(match[group]))
-    return Variant(framework, backend, backend.release_of(match["backend"]), match["platform"])
-
-
-def not_a_variant(name: str) -> VariantError:
-    """Return the error for a text that is not the name of a variant."""
-    return VariantError(
+    if match and (not match["torch"] or bool(match["cxx11"]) is name.endswith(_CXX11_SYSTEM)):
+        group = next(group for group in _ABIS if match[group])
+        framework = _ABIS[group](Release(int(match[group][0]), int(match[group][1:])))
+        for backend in (backend for backend in BACKENDS if backend.is_spelled(match["backend"])):
+            return Variant(framework, backend, backend.release_of(match["backend"]), match["platform"])
+    raise VariantError(
         "is not a variant's name; expected for example torch214-cxx11-cu130-x86_64-linux, "
         "torch-stable-abi210-cpu-x86_64-linux or torch-cuda",
         where=name,

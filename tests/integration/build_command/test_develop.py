@@ -1,8 +1,7 @@
-"""Local development: devshell, testshell and compile commands for clangd."""
+"""Local development: devshell, testshell and installation by pip."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import pytest
 
 from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import Release
-from kernel_builder.hub import project_sources
 from kernel_builder.toolchain import Toolchains
 from tests.integration.build_command.conftest import (
     BUILDER,
@@ -26,7 +24,6 @@ from tests.integration.build_command.conftest import (
 )
 from tests.support.places import CPU, CUDA
 
-CLANGD = Path(sys.executable).with_name("clangd")
 REPOSITORY = '[general.hub]\nrepo-id = "org/stable-scale"\n\n[torch]'
 LOAD_BY_NAME = """
 import sys, torch
@@ -80,33 +77,6 @@ def test_a_devshell_has_the_pinned_toolchain(copy_project: Copy, cache: Path, mo
     # A build in the shell uses the toolchain and the cached objects of a build outside.
     monkeypatch.setenv("CUDA_HOME", str(toolkits.toolkit(Toolchains(), Release(13, 0)).root))
     assert Path(home).name == Path(os.environ["CUDA_HOME"]).name and toolkits.installed(Toolchains()) is None
-
-
-def test_compile_commands_are_those_of_clangd(copy_project: Copy, cache: Path) -> None:
-    """g++ accepts the entries of C++, and clangd that of CUDA, without the flags of nvcc that clang does not know."""
-    project = copy_project("stable-scale", "a project")
-    replace(project / "build.toml", '["9.0"]', '["9.0"]\ncuda-flags = ["-lineinfo", "-DBLOCK=256", "-Xptxas", "-v"]')
-    source = project / "scale" / "scale_cuda.cu"
-    replace(
-        source, "#include <cuda_runtime.h>", "#include <atomic>\n#include <cuda_runtime.h>\nstd::atomic<int> calls;"
-    )
-    replace(source, "(count + 255) / 256, 256", "(count + BLOCK - 1) / BLOCK, BLOCK * (calls.fetch_add(1) >= 0)")
-    done = command(cache, "compile-commands", project)
-    assert done.returncode == 0, done.stderr
-    entries = json.loads((project / "compile_commands.json").read_text())
-    sources = ["torch-ext/torch_binding.cpp", "scale/scale_cpu.cpp", "scale/scale_cuda.cu"]
-    assert [entry["file"] for entry in entries] == [str(project / name) for name in sources]
-    for entry in entries:
-        if entry["file"].endswith(".cpp"):
-            subprocess.run([*entry["arguments"], "-fsyntax-only"], cwd=entry["directory"], check=True)
-    check = [CLANGD, f"--check={source}", "--check-locations=0"]
-    checked = subprocess.run(check, capture_output=True, text=True, check=False)
-    assert "All checks completed, 0 errors" in checked.stderr, checked.stderr
-    replace(source, "count) out[i]", "count) out[nowhere]")
-    checked = subprocess.run([CLANGD, f"--check={source}"], capture_output=True, text=True, check=False)
-    assert "undeclared identifier 'nowhere'" in checked.stderr
-    # It names directories of this machine.
-    assert "compile_commands.json" not in project_sources.published_files(project)
 
 
 def test_pip_installs_a_project(copy_project: Copy, shared_cache: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from kernel_builder.backends.cuda import toolkits
-from kernel_builder.backends.cuda.releases import data, known_capabilities
+from kernel_builder.backends.cuda.releases import DATA, known_capabilities
 from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
 from tests.support.places import ROOT
@@ -96,7 +96,7 @@ def test_nvcc(source: Path, release: Release, tmp_path: Path) -> None:
 @pytest.mark.device_code
 def test_fast_kernels_do_not_spill(tmp_path: Path) -> None:
     """Registers of clang's code; without the builder's options, some of these kernels spill them."""
-    target = ["--offload-arch=sm_90", "--cuda-device-only", *data()["clang"]["device-flags"], "-Xcuda-ptxas", "-v"]
+    target = ["--offload-arch=sm_90", "--cuda-device-only", *DATA["clang"]["device-flags"], "-Xcuda-ptxas", "-v"]
     source = ROOT / "kernels/adaln/adaln_cuda/forward.cu"
     messages = output_of([*clang(Toolchains()), *target], source, tmp_path / "cubin")
     stores = re.findall(r"Function properties for (\w+)\n.*?(\d+) bytes spill stores", messages)

@@ -25,7 +25,7 @@ FULL_ABI = f"{FullAbi(Release.parse(torch.__version__.partition('+')[0]))}-cpu-{
 CRASHING = f"torch-stable-abi211-cpu-{this_platform()}"
 RAISING = f"torch-stable-abi212-cpu-{this_platform()}"
 NOT_YET = f"torch-stable-abi299-cpu-{this_platform()}"
-FITS = json.dumps({"torch-cpu": "cpu"})
+NOTHING = ("60", "{}", "{}")  # a question about no package
 ELSEWHERE = f"torch-stable-abi210-cpu-{'aarch64' if this_platform().startswith('x86') else 'x86_64'}-linux"
 
 
@@ -154,8 +154,8 @@ def test_a_process_that_is_killed_or_hangs_is_replaced(tmp_path: Path, signal_na
     bad = loading(tmp_path / "bad", "torch-cpu", f"os.kill(os.getppid(), signal.{signal_name})")
     good = loading(tmp_path / "good", "torch-cpu", "")
     with ProbeProcess() as probe:
-        probe.ask("fits", FITS)(60)
-        assert message in str(probe.ask("load", "60", "{}", asking_for(bad))(3))
+        probe.ask(*NOTHING)(60)
+        assert message in str(probe.ask("60", "{}", asking_for(bad))(3))
         (report,) = run_all([good], only=["load"], probe=probe)
         assert report.passed == ("load",), report
 
@@ -188,7 +188,7 @@ def test_a_forged_answer_fails_its_own_project(statement: str, tmp_path: Path, m
     bad = loading(tmp_path / "bad", "torch-cpu", f"{ANSWERS}\n{statement}")
     good = loading(tmp_path / "good", "torch-cpu", "")
     with ProbeProcess() as probe:
-        probe.ask("fits", FITS)(60)
+        probe.ask(*NOTHING)(60)
         (report,) = run_all([bad], only=["load"], probe=probe)
         monkeypatch.undo()
         (finding,) = report.findings
@@ -199,13 +199,13 @@ def test_a_forged_answer_fails_its_own_project(statement: str, tmp_path: Path, m
 
 def test_a_process_that_ends_is_reported_with_its_status() -> None:
     with ProbeProcess("/bin/false") as probe:
-        assert probe.ask("fits", FITS)(60) == ("failed", "the process ended with status 1")
+        assert probe.ask(*NOTHING)(60) == ("failed", "the process ended with status 1")
 
 
 def test_a_package_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hanging, good = loading(tmp_path, "torch-cpu", "time.sleep(60)"), loading(tmp_path, "torch-cuda", "")
     with ProbeProcess() as probe:
-        answers = probe.ask("load", "1", "{}", asking_for(hanging, good))(60)
+        answers = probe.ask("1", "{}", asking_for(hanging, good))(60)
     assert answers[str(hanging)] == {"outcome": "failed", "text": "no answer after 1 s"}
     assert answers[str(good)]["outcome"] in ("loaded", "skipped")
     monkeypatch.setattr("kernel_builder.checks.load.SECONDS", 1)

@@ -38,7 +38,7 @@ except RuntimeError:
 
 def test_the_excerpts_are_those_of_the_projects() -> None:
     excerpts = re.findall(r"<!-- (tests/\S+) -->\n```\w+\n(.*?)\n```", PAGE.read_text(), re.DOTALL)
-    assert len(excerpts) == 7
+    assert len(excerpts) == 6
     for path, text in excerpts:
         assert text in (ROOT / path).read_text(), path
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.develop import emulate
 from kernel_builder.develop.emulated_sources import translate
+from kernel_emulator import DIRECTORY, FLAGS
 
 SOURCE = Path(__file__).with_name("faults.cu")
 # By warp size.
@@ -39,14 +39,14 @@ FAULTS = {
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
     """Compile the kernels, which a `main` launches by name."""
     directory, warp_size = tmp_path_factory.mktemp("faults"), request.param
-    emulate.write_headers(directory)
     source = translate(SOURCE.name, SOURCE.read_text(), is_device_source=True, is_header=False)
     (directory / "faults.cpp").write_text(source)
-    common = ["g++", "-std=gnu++17", "-I.", f"-DEMULATED_WARP_SIZE={warp_size}", *DEFINES[warp_size]]
+    sources = sorted(DIRECTORY.glob("*.cpp"))
+    common = ["g++", "-std=gnu++17", f"-I{DIRECTORY}", f"-DEMULATED_WARP_SIZE={warp_size}", *DEFINES[warp_size]]
     for arguments in (
-        [*emulate.FLAGS, "-Wall", "-Wextra", "-c", "faults.cpp"],
-        ["-O1", "-Wall", "-Wextra", "-c", *emulate.SOURCES],
-        ["-o", "faults", "faults.o", *(source.replace(".cpp", ".o") for source in emulate.SOURCES)],
+        [*FLAGS, "-Wall", "-Wextra", "-c", "faults.cpp"],
+        ["-O1", "-Wall", "-Wextra", "-c", *sources],
+        ["-o", "faults", "faults.o", *(f"{source.stem}.o" for source in sources)],
     ):
         subprocess.run([*common, *arguments], cwd=directory, check=True)
     return warp_size, directory / "faults"

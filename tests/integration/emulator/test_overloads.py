@@ -9,8 +9,8 @@ import pytest
 
 from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import Release
-from kernel_builder.develop import emulate
 from kernel_builder.toolchain import Toolchains
+from kernel_emulator import DIRECTORY
 from tests.integration.build_command.test_device_code import clang
 
 SOURCE = Path(__file__).with_name("overloads.cu")
@@ -28,7 +28,6 @@ def test_types_of_math_functions(compiler: str, tmp_path: Path) -> None:
     elif compiler == "clang":
         command = [*clang(tools), "--offload-arch=sm_90", "--cuda-device-only", *only_check]
     else:
-        emulate.write_headers(tmp_path)
-        command = ["g++", "-x", "c++", f"-I{tmp_path}", "-include", "emulator.h", *only_check]
+        command = ["g++", "-x", "c++", f"-I{DIRECTORY}", "-include", "emulator.h", *only_check]
     done = subprocess.run([*command, "-std=c++17", SOURCE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -42,7 +42,7 @@ def test_other_names_are_refused(name: str) -> None:
 
 
 def test_the_client_reads_every_name_of_the_matrix_the_same_way() -> None:
-    for torch in matrix.torch_releases():
+    for torch in matrix.load().torch:
         for cuda in releases():
             for framework in (FullAbi(torch), StableAbi(torch)):
                 name = Variant(framework, CUDA, cuda, "x86_64-linux").name

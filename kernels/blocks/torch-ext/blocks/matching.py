@@ -2,8 +2,8 @@
 
 Dynamo's graphs hold calls of Torch as the model wrote them. `operation` gives one name to an operation, however it is
 spelled (`x.float()`, `x.to(torch.float32)`), so that patterns need one form: `narrow(x * rsqrt(mean(x ** 2) + eps))`
-matches a norm, and binds `x` and `eps` to what the graph has there. `wide(x)` is x in float32 and `narrow(y)` a float32
-value rounded to the dtype of x, so a pattern states where its formula rounds.
+matches a norm, and binds `x` and `eps` to their nodes or values in the graph. `wide(x)` is x in float32 and `narrow(y)`
+a float32 value rounded to the dtype of x, so a pattern states where its formula rounds.
 """
 
 from collections.abc import Callable, Iterator

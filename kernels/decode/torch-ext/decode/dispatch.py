@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import is_grad_enabled
+from torch import is_autocast_enabled, is_grad_enabled
 
 from ._ops import add_op_namespace_prefix
 from .derivatives import is_forward_mode
@@ -13,11 +13,11 @@ from .devices import refuse_cpu
 DEVICE = "cuda" if "_cuda_" in add_op_namespace_prefix("") else "cpu"
 
 
-def need_derivative(*tensors: torch.Tensor | None) -> bool:
-    """Return whether forward-mode differentiation is on, or a tensor needs a gradient."""
-    return is_forward_mode() or (
-        is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    )
+def is_for_torch(*tensors: torch.Tensor | None) -> bool:
+    """Return whether autocast or forward-mode differentiation is on, or a tensor needs a gradient."""
+    if is_autocast_enabled(DEVICE) or is_forward_mode():
+        return True
+    return is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 refuse_cpu("linear", "gated_linear", "attention", "cached_attention")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, is_autocast_enabled
+from torch import Tensor
 
 from ._ops import add_op_namespace_prefix, ops
-from .dispatch import DEVICE, need_derivative
+from .dispatch import is_for_torch
 
 
 def linear(
@@ -36,11 +36,7 @@ def linear(
     Raises:
         RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
     """
-    if (
-        x.numel() > _MOST_ROWS * weight.shape[-1]
-        or is_autocast_enabled(DEVICE)
-        or need_derivative(x, weight, bias, residual)
-    ):
+    if x.numel() > _MOST_ROWS * weight.shape[-1] or is_for_torch(x, weight, bias, residual):
         return _linear_by_torch(x, weight, bias, residual)
     if constant_weights:
         return _linear(x, weight, bias, residual, None, None, None, None, True)
@@ -77,11 +73,7 @@ def linears(
         biases = (None,) * count
     elif len(biases) != count:
         raise ValueError(f"decode: biases must be {count}, one for each weight, not {len(biases)}")
-    if (
-        x.numel() > _MOST_ROWS * weights[0].shape[-1]
-        or is_autocast_enabled(DEVICE)
-        or need_derivative(x, *weights, *biases)
-    ):
+    if x.numel() > _MOST_ROWS * weights[0].shape[-1] or is_for_torch(x, *weights, *biases):
         return tuple(F.linear(x, weight, bias) for weight, bias in zip(weights, biases))
     further = [tensor for pair in zip(weights[1:], biases[1:]) for tensor in pair]
     if constant_weights:
@@ -127,11 +119,7 @@ def gated_linear(
     if activation not in _ACTIVATIONS:
         raise ValueError(f"decode: activation must be one of {sorted(_ACTIVATIONS)}, not {activation!r}")
     number = _ACTIVATIONS[activation]
-    if (
-        x.numel() > _MOST_ROWS * gate_weight.shape[-1]
-        or is_autocast_enabled(DEVICE)
-        or need_derivative(x, gate_weight, up_weight, gate_bias, up_bias)
-    ):
+    if x.numel() > _MOST_ROWS * gate_weight.shape[-1] or is_for_torch(x, gate_weight, up_weight, gate_bias, up_bias):
         return _gated_linear_by_torch(x, gate_weight, up_weight, number, gate_bias, up_bias)
     if gate_bias is None and up_bias is None and not constant_weights:
         return _gated_linear(x, gate_weight, up_weight, number)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, is_autocast_enabled
+from torch import Tensor
 
 from ._ops import add_op_namespace_prefix, ops
-from .dispatch import DEVICE, need_derivative
+from .dispatch import DEVICE, is_for_torch
 
 
 def attention(
@@ -73,11 +73,8 @@ def attention(
     """
     if scale is None:
         scale = query.shape[-1] ** -0.5
-    by_torch = (
-        is_autocast_enabled(DEVICE)
-        or need_derivative(query, key, value, new_key, new_value, query_weight, key_weight)
-        or not _has_kernel(query)
-    )
+    tensors = query, key, value, new_key, new_value, query_weight, key_weight
+    by_torch = is_for_torch(*tensors) or not _has_kernel(query)
     is_rotated = cos is not None or sin is not None or query_weight is not None or key_weight is not None
     if new_key is None and new_value is None and position is None and not constant_cache and not is_rotated:
         return (_attention_by_torch if by_torch else _attention)(query, key, value, mask, scale)

@@ -7,8 +7,8 @@ from kernels import variants as client
 from kernels.backends import CPU, CUDA, Backend, ROCm
 from packaging.version import Version
 
+from kernel_builder.checks import fit
 from kernel_builder.config import known_backends
-from kernel_builder.hub import fit
 from kernel_format.metadata import PackageMetadata
 from kernel_format.release import Release
 from kernel_format.variant import parse

@@ -6,23 +6,25 @@ Torch, which takes seconds.
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
+import importlib.util
 import platform
 import re
-import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 from kernel_builder.backends.cuda.releases import runs_on
-from kernel_builder.checks.torch_build import torch_versions
 from kernel_builder.config import known_backends
 from kernel_builder.config.project import Backend
+from kernel_builder.version import first_line, installed
 from kernel_format.metadata import PackageMetadata
 from kernel_format.release import Release
 from kernel_format.variant import FullAbi, Noarch, StableAbi, TvmFfiAbi, Variant, this_platform
@@ -74,6 +76,7 @@ class Environment:
         return None if Requirement(accepted).specifier.contains(self.kernels, prereleases=True) else accepted
 
 
+@cache
 def this_environment() -> Environment:
     """Return the environment of this process, and of the Torch that is installed beside the builder."""
     known = torch_versions()
@@ -84,12 +87,29 @@ def this_environment() -> Environment:
         torch=_release(known.get("__version__")),
         backend=known_backends.get("rocm" if found == "hip" else found),
         release=_release(known.get(found)),
-        capability=_capability(),
+        capability=first_line("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"),
         kernels=importlib.metadata.version("kernels"),
         limited_api=sys.version_info >= (3, 15) or not sysconfig.get_config_var("Py_GIL_DISABLED"),
-        tvm_ffi=_release(_installed("apache-tvm-ffi")),
+        tvm_ffi=_release(installed("apache-tvm-ffi")),
         transformers=_transformers(),
     )
+
+
+@cache
+def torch_versions() -> Mapping[str, object]:
+    """Return the values of `torch.version`, such as `cuda`, read from its file; none without Torch."""
+    spec = importlib.util.find_spec("torch")
+    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    if file is None or not file.is_file():
+        return {}
+    values: dict[str, object] = {}
+    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+        match statement:
+            case ast.Assign([ast.Name(name)], ast.Constant(value)):
+                values[name] = value
+            case ast.AnnAssign(ast.Name(name), _, ast.Constant(value)):
+                values[name] = value
+    return values
 
 
 def _release(version: object) -> Release | None:
@@ -97,22 +117,8 @@ def _release(version: object) -> Release | None:
     return Release(int(match[1]), int(match[2])) if match else None
 
 
-def _installed(distribution: str) -> str | None:
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(distribution)
-    return None
-
-
-def _capability() -> str | None:
-    with suppress(OSError, subprocess.SubprocessError):
-        command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-        printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
-        return printed.strip().partition("\n")[0] or None
-    return None
-
-
 def _transformers() -> tuple[str, str] | None:
-    version = _installed("transformers")
+    version = installed("transformers")
     needed = map(Requirement, importlib.metadata.requires("transformers") or ()) if version else ()
     return next(((str(version), f"{e.name}{e.specifier}") for e in needed if e.name == "kernels"), None)
 
@@ -121,6 +127,24 @@ def choose(variants: Iterable[Variant], environment: Environment) -> Variant | N
     """Return the variant that the client selects by its name, or None."""
     fitting = [variant for variant in variants if not list(_by_name(variant, environment))]
     return min(fitting, key=preference, default=None)
+
+
+def may_load(variant: Variant) -> bool:
+    """Return whether a variant is for this machine's platform and for a back end that its Torch does not lack.
+
+    The client decides about the rest.
+    """
+    backend = known_backends.get(variant.backend.name)
+    is_lacking = torch_versions().get(backend.torch_version, "not stated") is None
+    return variant.platform in (None, this_platform()) and not is_lacking
+
+
+def loads(variant: Variant, environment: Environment) -> bool:
+    """Return whether the client loads a variant by its name, if it is asked for the variant's back end."""
+    backend = known_backends.get(variant.backend.name)
+    if backend.in_every_torch:
+        environment = replace(environment, backend=backend, release=None)
+    return not list(_by_name(variant, environment))
 
 
 def preference(variant: Variant) -> tuple[object, ...]:
