@@ -61,7 +61,7 @@ def tune(directory: Path, ops: Sequence[str], dtypes: Sequence[str], as_json: bo
         where = f"{path}: [op.{name}] config"
         if not launches[name]:
             raise ConfigError("no workload launches the kernel", where=where, hint="add one to benchmarks/benchmark.py")
-        is_read = any(key not in table for key in launch_function.KEYS[:4])  # else the author wrote all
+        is_read = any(key not in table for key in launch_function.KEYS)  # else the author wrote all
         passed = launch_function.read(directory / declared["source"], name)["passed"] if is_read else {}
         tuned[name] = tuning.rows(launches[name], table.get("config", []), passed, where)
     tuning.write_rows(path, tuned)

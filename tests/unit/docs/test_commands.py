@@ -1,0 +1,40 @@
+"""The command lines of the documentation name commands and options that exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+
+import click
+
+from kernel_builder.cli import main
+from tests.support.places import ROOT
+
+_LINE = re.compile(r"^ {4,}(?:\.venv/bin/|\w+=\S+ )*(kernel-builder|kernel-hub) (.*)$", re.MULTILINE)
+_END = {"--", "&&", "|", ";", "2>>"}
+
+
+def command_lines() -> Iterator[tuple[str, list[str]]]:
+    """Yield each file with the words of each of its command lines, up to the end of the command."""
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for file in listed.splitlines():
+        for program, rest in _LINE.findall((ROOT / file).read_text()):
+            words = shlex.split(rest.rstrip("\\"), comments=True)
+            end = next((i for i, word in enumerate(words) if word in _END), len(words))
+            yield file, (["hub"] if program == "kernel-hub" else []) + words[:end]
+
+
+def test_commands_and_options_exist() -> None:
+    lines = list(command_lines())
+    assert len(lines) > 100
+    for file, words in lines:
+        command: click.Command | None = main
+        rest = iter(words)
+        while isinstance(command, click.Group):
+            command = command.get_command(click.Context(command), next(rest))
+        assert command, f"{file}: {' '.join(words)}"
+        options = {"--help", *(name for option in command.params for name in (*option.opts, *option.secondary_opts))}
+        for word in rest:
+            assert not word.startswith("-") or word.partition("=")[0] in options, f"{file}: {' '.join(words)}: {word}"
