@@ -195,26 +195,10 @@ def test_hooks_inside(blocks):
     assert counts.note is None
 
 
-def test_obstacle_is_looked_for_where_it_was(blocks):
-    snapshots = module_of(blocks, "snapshots")
-    model = ltx()
-    hooked = model.transformer_blocks[1].attn1
-    handle = hooked.register_forward_hook(lambda module, args, output: output)
-    snapshot = snapshots.Snapshot(model, torch.device("cpu"))
-    assert snapshot.obstacle == "transformer_blocks.1.attn1 has hooks"
-    model.transformer_blocks[0].norm1.eps = 1e-2
-    assert snapshot.find_difference(model) is None, "nothing else matters"
-    model.transformer_blocks[1].attn1 = copy.deepcopy(model.transformer_blocks[0].attn1)
-    assert snapshot.find_difference(model) is not None
-    model.transformer_blocks[1].attn1 = hooked
-    assert snapshot.find_difference(model) is None
-    handle.remove()
-    assert snapshot.find_difference(model) is not None
-    assert snapshot.find_difference(model) == "'transformer_blocks.1.attn1 has hooks' is no longer true"
-    on_another = snapshots.Snapshot(Wrapped(nn.Linear(3, 3)), torch.device("meta"))
-    assert on_another.obstacle == "layer.weight is on cpu, other parameters on meta"
-    assert on_another.find_difference(Wrapped(nn.Linear(3, 3))) is None
-    assert on_another.find_difference(Wrapped(nn.Linear(3, 3, device="meta"))) is not None
+def test_parameters_on_another_device(blocks):
+    snapshot = module_of(blocks, "snapshots").Snapshot(Wrapped(nn.Linear(3, 3)), torch.device("meta"))
+    assert snapshot.obstacle == "layer.weight is on cpu, other parameters on meta"
+    assert snapshot.find_difference(Wrapped(nn.Linear(3, 3, device="meta"))) is not None
 
 
 def test_hooks_of_the_model_itself_run_around_a_replay(blocks):
