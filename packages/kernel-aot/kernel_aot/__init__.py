@@ -14,6 +14,7 @@ The caller finds the compiler, and confines it: compiling imports the author's m
 
 from kernel_aot.expressions import is_plain
 from kernel_aot.language import CompiledKernel, Language, arch_number, request, shared_memory
+from kernel_aot.launch_function import read_launch_function
 from kernel_aot.ops import Op, Variant, variants
 from kernel_aot.translation import read_ops, select_language, sources
 
@@ -24,6 +25,7 @@ __all__ = [
     "Variant",
     "arch_number",
     "is_plain",
+    "read_launch_function",
     "read_ops",
     "request",
     "select_language",

@@ -94,15 +94,6 @@ def in_processes(parts: Sequence[_Part], most: int, work: Callable[[_Part], None
         os.wait()
 
 
-class _Unsupported(Exception):
-    """A feature of Triton, at its first line in the author's module."""
-
-    def __init__(self, feature: str, module: Any) -> None:
-        super().__init__(f"{feature} is not supported: remove it")
-        lines = enumerate(Path(module.__file__).read_text().splitlines(), 1)
-        self.line = next((number for number, line in lines if f"{feature.rpartition('.')[2]}(" in line), None)
-
-
 def _compile(module: Any, job: dict[str, Any], out: Path) -> dict[str, Any]:
     import triton
     from triton.backends.compiler import GPUTarget
@@ -127,7 +118,10 @@ def _compile(module: Any, job: dict[str, Any], out: Path) -> dict[str, Any]:
     kernel = triton.compile(source, target=GPUTarget(*job["target"]), options=job["options"])
     image, text = ("hsaco", "llir") if job["target"][0] == "hip" else ("cubin", "ptx")
     if "printf" in kernel.asm[text]:
-        raise _Unsupported("tl.device_print", module)
+        lines = enumerate(Path(module.__file__).read_text().splitlines(), 1)
+        error: Any = ValueError("tl.device_print is not supported: remove it")
+        error.line = next((number for number, line in lines if "device_print(" in line), None)
+        raise error
     out.with_suffix(".cubin").write_bytes(kernel.asm[image])
     out.with_suffix(".ptx").write_text(kernel.asm[text])
     metadata = kernel.metadata
@@ -154,7 +148,7 @@ def run(module: Any, jobs: list[dict[str, Any]], compiled: Callable[..., dict[st
             number: int | None = getattr(node, "lineno", None)
             line = getattr(error, "line", None) if number is None else first + number - 1
             text = str(getattr(cause, "error_message", None) or cause) or type(cause).__name__
-            result = {"error": text, "type": type(cause).__name__, "line": line}
+            result = {"error": text, "line": line}
         file.with_suffix(".json").write_text(json.dumps(result))
 
 

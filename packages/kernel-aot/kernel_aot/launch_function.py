@@ -27,12 +27,13 @@ _OPPOSITES: dict[type[ast.cmpop], type[ast.cmpop]] = {
 _LAUNCH_OPTIONS = ("num_warps", "num_stages")
 
 
-def read(path: Path, function: str) -> dict[str, Any]:
-    """Return the keys of an op's table that its launch function determines.
+def read_launch_function(path: Path, function: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of an op's table that its launch function determines, or {} if the author wrote all of them.
 
     Args:
         path: The module with the launch function and its kernel.
         function: The name of the launch function, which is the op's.
+        table: The op's table in aot.toml.
 
     Returns:
         `schema`, `outputs`, `arguments`, `grid` and `constants` as in aot.toml; `requires` and `contiguous` from the
@@ -41,6 +42,8 @@ def read(path: Path, function: str) -> dict[str, Any]:
     Raises:
         ConfigError: If the function is missing, or has a construct that this module does not read.
     """
+    if all(key in table for key in KEYS):
+        return {}
     functions = read_functions(path)
     if function not in functions:
         raise ConfigError(
@@ -91,7 +94,7 @@ class _Reader:
             case ast.Assert(test=test):
                 self._require(test)
             case ast.If(test=test, body=[ast.Raise()], orelse=[]):
-                self._require(ast.UnaryOp(ast.Not(), test))
+                self._require(test, holds=False)
             case ast.Assign(targets=[ast.Name(grid)], value=ast.Lambda() as value):
                 self.grids[grid] = value
             case ast.Assign(targets=[ast.Name() as name], value=value):
@@ -134,32 +137,18 @@ class _Reader:
         elif target.id != "_":
             self.expressions.locals[target.id] = self.expressions.value(value)
 
-    def _require(self, test: ast.expr) -> None:
-        """Add the conditions of an assertion."""
-        match test:
-            case ast.BoolOp(op=ast.And(), values=values):
-                for value in values:
-                    self._require(value)
-            case ast.Compare(left=left, ops=[first, second, *more], comparators=[middle, *rest]):
-                self._require(ast.Compare(left, [first], [middle]))
-                self._require(ast.Compare(middle, [second, *more], rest))
-            case ast.UnaryOp(op=ast.Not(), operand=ast.UnaryOp(op=ast.Not(), operand=operand)):
-                self._require(operand)
-            case ast.UnaryOp(op=ast.Not(), operand=ast.BoolOp(op=ast.Or(), values=values)):
-                for value in values:
-                    self._require(ast.UnaryOp(ast.Not(), value))
-            case ast.UnaryOp(op=ast.Not(), operand=ast.Compare(left=left, ops=[operator], comparators=[right])) if (
-                type(operator) in _OPPOSITES
-            ):
-                self._require(ast.Compare(left, [_OPPOSITES[type(operator)]()], [right]))
-            case ast.Call(func=ast.Attribute(value=ast.Name(name), attr="is_contiguous"), args=[], keywords=[]):
-                self.contiguous.append(self.expressions.tensor(test, name))
-            case ast.Attribute(value=ast.Name(name), attr="is_cuda"):
-                self.expressions.tensor(test, name)  # an op of the binary package has no other device
-            case _:
-                text = self.expressions.text(test)
-                if text not in self.requires:
-                    self.requires.append(text)
+    def _require(self, test: ast.expr, holds: bool = True) -> None:
+        """Add the conditions under which a test has a value."""
+        for condition in _conditions(test, holds):
+            match condition:
+                case ast.Call(func=ast.Attribute(value=ast.Name(name), attr="is_contiguous"), args=[], keywords=[]):
+                    self.contiguous.append(self.expressions.tensor(condition, name))
+                case ast.Attribute(value=ast.Name(name), attr="is_cuda"):
+                    self.expressions.tensor(condition, name)  # an op of the binary package has no other device
+                case _:
+                    text = self.expressions.text(condition)
+                    if text not in self.requires:
+                        self.requires.append(text)
 
     def _kernel_arguments(self, call: ast.Call, name: str) -> tuple[ast.FunctionDef, dict[str, ast.expr]]:
         """Return the kernel, and its arguments by the names of its parameters."""
@@ -239,6 +228,23 @@ def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements(statement.body)
         elif not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
             yield statement
+
+
+def _conditions(test: ast.expr, holds: bool) -> Iterator[ast.expr]:
+    """Yield conditions which together are equivalent to a test, or to its opposite."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            yield from _conditions(operand, not holds)
+        case ast.BoolOp(op=operator, values=values) if isinstance(operator, ast.And if holds else ast.Or):
+            for value in values:
+                yield from _conditions(value, holds)
+        case ast.Compare(left=left, ops=[first, second, *more], comparators=[middle, *rest]) if holds:
+            yield ast.Compare(left, [first], [middle])
+            yield from _conditions(ast.Compare(middle, [second, *more], rest), holds)
+        case ast.Compare(left=left, ops=[operator], comparators=[right]) if not holds and type(operator) in _OPPOSITES:
+            yield ast.Compare(left, [_OPPOSITES[type(operator)]()], [right])
+        case _:
+            yield test if holds else ast.UnaryOp(ast.Not(), test)
 
 
 def _expression(text: str) -> ast.expr:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernel_aot import launch_function
 from kernel_aot.expressions import Expression, is_plain, translate
+from kernel_aot.launch_function import KEYS, read_launch_function
 from kernel_aot.ops import Argument, Config, Op, Output, Parameter
 from kernel_format.errors import ConfigError
 
@@ -47,9 +47,8 @@ class Reader:
 
     def read(self) -> Op:
         table = self.table
-        missing = [key for key in launch_function.KEYS if key not in table]
-        derived = launch_function.read(self.source, self.name) if missing else {}
-        table |= {key: derived[key] for key in missing}
+        derived = read_launch_function(self.source, self.name, table)
+        table |= {key: derived[key] for key in KEYS if key not in table}
         self.passed |= derived.get("passed", {})
         parameters = self.parameters()
         self.scope |= {parameter.name: parameter.kind for parameter in parameters}

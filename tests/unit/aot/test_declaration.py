@@ -1,4 +1,4 @@
-"""aot.toml is completed from the kernels, and what does not fit is an error that names both."""
+"""aot.toml is completed from the kernels, and a contradiction is an error that names both."""
 
 from __future__ import annotations
 
