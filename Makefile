@@ -79,7 +79,7 @@ arm64-python: .venv/ready
 
 gpu-test: .venv/ready
 	.venv/bin/kernel-builder build $(KERNELS) $(wildcard kernels/*/naive) --backend cuda $(CUDA_COMPILER:%=--cuda-compiler %)
-	.venv/bin/python -m pytest -p tests.skips tests/unit/measure tests/integration/test_naive_kernels.py $(KERNELS:%=%/tests) $(PYTEST)
+	.venv/bin/python -m pytest -p tests.skips tests/unit/measure $(KERNELS:%=%/tests) $(PYTEST)
 
 # A bubblewrap that does not work, as in some containers, comes first.
 landlock-test: .venv/ready

@@ -60,8 +60,13 @@ def generate(
     def fill(directory: Path) -> None:
         listed = [variant for op in ops for variant in variants(op)]
         kernels = compile_all(project, language, listed, archs, toolchains, mode, jobs)
+        _copy_python_files(project, language, directory)
         files = sources(project.root, tables, project.name, ops, kernels)
-        _write(project, language, files, backend, archs, directory)
+        code = [name for name in files if name.startswith("aot/")]
+        files[build_toml.FILE] = _build_toml(project, code, backend.name, archs)
+        for path, text in files.items():
+            (directory / path).parent.mkdir(parents=True, exist_ok=True)
+            (directory / path).write_text(text, encoding="utf-8")
 
     store = Store(toolchains.cache / "generated", Silent())
     root = store.obtain(
@@ -100,25 +105,12 @@ def _digest(project: Project, archs: Sequence[str], toolchains: Toolchains, comp
     return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
-def _write(
-    project: Project,
-    language: Language[Any],
-    files: Mapping[str, str],
-    backend: Backend,
-    archs: Sequence[str],
-    directory: Path,
-) -> None:
+def _copy_python_files(project: Project, language: Language[Any], directory: Path) -> None:
     package = directory / "torch-ext" / project.python_name
     for name, path in project.python_files:
-        if language.left_out and language.left_out.search(path.read_text(encoding="utf-8")):
-            continue
-        (package / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, package / name)
-    for name, text in files.items():
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / name).write_text(text, encoding="utf-8")
-    code = [name for name in files if name.startswith("aot/")]
-    (directory / build_toml.FILE).write_text(_build_toml(project, code, backend.name, archs), encoding="utf-8")
+        if language.left_out is None or not language.left_out.search(path.read_text(encoding="utf-8")):
+            (package / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, package / name)
 
 
 def _build_toml(project: Project, files: Sequence[str], backend: str, archs: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -51,20 +51,10 @@ _FAMILIES = (
 _TORCH = SymbolFamily("Torch", re.compile(rf"{_TORCH_CPP.pattern}|{_TORCH_C.pattern}"), _TORCH_LIBRARIES, _LINK_TORCH)
 
 
-@dataclass(frozen=True)
-class Shims:
-    """The C functions of the stable ABI: the release that introduced each, and those of one back end only."""
-
-    since: Mapping[str, Release]
-    of_backend: Mapping[str, frozenset[str]]
-
-
-@cache
-def shims() -> Shims:
-    """Return the functions that this version of the builder knows."""
-    data = toml_file.read(Path(__file__).with_name("torch_shims.toml"))
-    since = {name: Release.parse(release) for release, names in data["release"].items() for name in names}
-    return Shims(since, {backend: frozenset(names) for backend, names in data["library"].items()})
+# The C functions of the stable ABI: the release that introduced each, and by back end those of one only.
+_SHIMS = toml_file.read(Path(__file__).with_name("torch_shims.toml"))
+SHIMS_SINCE = {name: Release.parse(release) for release, names in _SHIMS["release"].items() for name in names}
+SHIMS_OF_BACKEND: Mapping[str, list[str]] = _SHIMS["library"]
 
 
 def check_torch_stable_abi(package: CheckedPackage, binary: SharedObject) -> Iterator[Finding]:
@@ -75,13 +65,12 @@ def check_torch_stable_abi(package: CheckedPackage, binary: SharedObject) -> Ite
     if package.variant is None or not isinstance(package.variant.framework, StableAbi):
         raise NotApplicable("the variant does not claim the stable ABI")
     claimed = package.variant.framework.release
-    since = shims().since
-    oldest, newest = min(since.values()), max(since.values())
+    oldest, newest = min(SHIMS_SINCE.values()), max(SHIMS_SINCE.values())
     if claimed < oldest:
         raise NotApplicable(f"nothing is known about the stable ABI of Torch {claimed}; the data starts at {oldest}")
     foreign = []
     for name in (symbol.name for symbol in binary.undefined):
-        release = since.get(name)
+        release = SHIMS_SINCE.get(name)
         if release is None:
             if _TORCH_CPP.match(name) or (_TORCH_C.match(name) and claimed <= newest):
                 foreign.append(name)
@@ -185,6 +174,6 @@ def _families_of(backend: CompiledBackend, framework: Abi | None) -> tuple[Symbo
     families = tuple(backend.symbol_families(framework))
     if backend.torch_part is None:
         return families
-    shim_names = "|".join(sorted(shims().of_backend.get(backend.shims_of or backend.name, ())))
+    shim_names = "|".join(sorted(SHIMS_OF_BACKEND.get(backend.shims_of or backend.name, ())))
     names = re.compile(rf"{backend.torch_part.names.pattern}|(?:{shim_names})$")
     return (*families, replace(backend.torch_part, names=names))

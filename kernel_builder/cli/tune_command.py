@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from kernel_aot import launch_function
+from kernel_aot import read_launch_function
 from kernel_builder.aot import tuning
 from kernel_builder.cli.shared_options import directory_argument, json_option
 from kernel_builder.config import aot_toml
@@ -61,9 +61,8 @@ def tune(directory: Path, ops: Sequence[str], dtypes: Sequence[str], as_json: bo
         where = f"{path}: [op.{name}] config"
         if not launches[name]:
             raise ConfigError("no workload launches the kernel", where=where, hint="add one to benchmarks/benchmark.py")
-        is_read = any(key not in table for key in launch_function.KEYS[:4])  # else the author wrote all
-        passed = launch_function.read(directory / declared["source"], name)["passed"] if is_read else {}
-        tuned[name] = tuning.rows(launches[name], table.get("config", []), passed, where)
+        derived = read_launch_function(directory / declared["source"], name, table)
+        tuned[name] = tuning.rows(launches[name], table.get("config", []), derived.get("passed", {}), where)
     tuning.write_rows(path, tuned)
     if as_json:
         found = {name: {"config": tuned[name], "launches": list(map(asdict, launches[name]))} for name in tuned}

@@ -29,7 +29,7 @@ from kernel_builder.pipeline.summary import BuildSummary, BuiltPackage, FailedVa
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.steps import confinement, ninja_run, provenance, recorded_sources
-from kernel_builder.steps.cache import output_path
+from kernel_builder.steps.cache import output_path, writing
 from kernel_builder.steps.graph import Graph, Outcome, PlannedVariant
 from kernel_builder.steps.plan import plan
 from kernel_builder.toolchain import Toolchains
@@ -114,7 +114,7 @@ def _locked(destination: Path, cache: Path, progress: Progress) -> Iterator[None
     """Let one build at a time write to a destination. The next one then finds its packages unchanged."""
     name = hashlib.sha256(os.fsencode(destination)).hexdigest()[:16]
     with ExitStack() as lock:
-        try:
+        with writing(cache):
             (cache / "locks").mkdir(parents=True, exist_ok=True)
             lock.enter_context(
                 files.locked(
@@ -122,12 +122,6 @@ def _locked(destination: Path, cache: Path, progress: Progress) -> Iterator[None
                     waiting=lambda: progress.say(f"another build of {destination} is running; waiting for it"),
                 )
             )
-        except OSError as error:
-            raise StoreError(
-                f"the cache cannot be written: {error.strerror}",
-                where=str(error.filename or cache),
-                hint="set KERNEL_BUILDER_CACHE to a directory that can be written",
-            ) from error
         yield
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -65,38 +65,23 @@ class PortedExtension:
     targets: tuple[str, ...]  # Torch releases
 
 
+@dataclass
 class TableReader:
-    """Converts one extension.
+    """Converts one extension."""
 
-    Args:
-        left_out: Collects the arguments that the table does not have.
-        has_other: Whether the extension has a table for another backend too.
-    """
-
-    def __init__(
-        self,
-        root: Path,
-        run: SetupRun,
-        extension: Mapping[str, Any],
-        backend: str,
-        left_out: list[Remark],
-        *,
-        has_other: bool,
-    ) -> None:
-        self.root = root
-        self.run = run
-        self.line = int(extension["line"])
-        self.arguments: Mapping[str, Any] = extension["arguments"]
-        self.backend = backend
-        self.left_out = left_out
-        self.has_other = has_other
-        self._own: dict[str, None] = {}
-        self._capabilities: dict[str, bool] = {}
-        self._targets: dict[str, None] = {}
+    root: Path
+    run: SetupRun
+    extension: Mapping[str, Any]
+    backend: str
+    left_out: list[Remark]  # collects the arguments that the table does not have
+    has_other: bool  # whether the extension has a table for another backend too
+    _own: dict[str, None] = field(default_factory=dict)
+    _capabilities: dict[str, bool] = field(default_factory=dict)
+    _targets: dict[str, None] = field(default_factory=dict)
 
     def read(self) -> PortedExtension:
         """Return the extension as a table of `build.toml`."""
-        given = self.arguments
+        given: Mapping[str, Any] = self.extension["arguments"]
         name = given["name"] if isinstance(given["name"], str) else "extension"
         for key in sorted(given.keys() - _READ):
             if given[key] not in ([], {}, None, ""):
@@ -127,7 +112,7 @@ class TableReader:
         return PortedExtension(
             name=_kernel_name(name),
             backend=self.backend,
-            line=self.line,
+            line=int(self.extension["line"]),
             src=src,
             headers=tuple(sorted({path for source in src for path in self._headers(source, include)})),
             include=tuple(dict.fromkeys(include)),
@@ -138,7 +123,7 @@ class TableReader:
         )
 
     def _leave_out(self, text: str) -> None:
-        self.left_out.append(Remark(self.line, text))
+        self.left_out.append(Remark(int(self.extension["line"]), text))
 
     def _texts(self, key: str, value: Any) -> Iterator[str]:
         for item in value if isinstance(value, (list, tuple)) else [value] if value else []:

@@ -100,7 +100,7 @@ def port(setup: Path, repo_id: str | None = None, words: Sequence[str] = (), san
     left_out = [Remark(*entry) for run in runs for entry in run.left_out]
     kernels: list[PortedExtension] = []
     for (run, extension), backend, has_other in _chosen(runs, left_out):
-        table = TableReader(root, run, extension, backend, left_out, has_other=has_other).read()
+        table = TableReader(root, run, extension, backend, left_out, has_other).read()
         if table.src:
             kernels.append(table)
         else:

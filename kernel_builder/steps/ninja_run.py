@@ -18,14 +18,14 @@ import ninja
 from ninja import ninja_syntax
 
 from kernel_builder.progress import Progress, Silent
-from kernel_builder.steps.cache import check_path, missing, output_path, prune, put
+from kernel_builder.steps.cache import check_path, missing, output_path, prune, put, writing
 from kernel_builder.steps.confinement import Confinement
 from kernel_builder.steps.failures import check_symbols, failure
 from kernel_builder.steps.files_read import asked, foreign, listed, readable
 from kernel_builder.steps.graph import Binary, CompileStep, Graph, Outcome
 from kernel_builder.steps.step_scripts import INSIDE, stage_compile, stage_link
 from kernel_builder.toolchain import host_compiler
-from kernel_format.errors import BuildError, StoreError, ToolchainError
+from kernel_format.errors import BuildError, ToolchainError
 from kernel_format.files import temporary_directory
 
 # The memory that one compile step may need at its peak: nvcc's optimizer on a large templated source.
@@ -69,7 +69,7 @@ def run(
         ToolchainError: If ninja is missing.
     """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    try:
+    with writing(cache):
         compiles, binaries = missing(graph, cache, shared)
         if not binaries:
             return Outcome()
@@ -78,12 +78,6 @@ def run(
         with temporary_directory(cache / "work") as work:
             running = _Run(graph, cache, work, jobs, progress or Silent(), idle)
             running.all(compiles, binaries, confinement or Confinement())
-    except OSError as error:
-        raise StoreError(
-            f"the cache cannot be written: {error.strerror}",
-            where=str(error.filename or cache),
-            hint="free some space, or set KERNEL_BUILDER_CACHE to a directory that can be written",
-        ) from error
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     prune(graph, cache)
     return Outcome(

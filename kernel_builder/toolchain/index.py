@@ -70,7 +70,7 @@ def configured_url(environment: Mapping[str, str] = os.environ) -> str | None:
 class Index:
     """One simple index.
 
-    Methods raise a FetchError if the index or its file server cannot be reached, or does not have what is asked for.
+    Methods raise a FetchError if the index or its file server cannot be reached, or does not have the requested file.
 
     Args:
         url: The address, with user and password if the index needs them. None for the index that pip or uv is set to

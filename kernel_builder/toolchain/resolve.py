@@ -30,70 +30,67 @@ _NEAR = 32_768
 
 def resolve(index: Index, wanted: Iterable[Component], progress: Progress) -> Lock:
     """Return the lock for some components. A component without files is reported and left out."""
-    resolver = _Resolver(index)
     pinned = {}
     for component in wanted:
         if not component.files:
             progress.say(f"{component.title}: left out, no index has it")
             continue
-        trees = pinned[component.name] = resolver.component(component)
+        trees = pinned[component.name] = _component(index, component)
         progress.say(f"{component.title}: {next(iter(trees.values())).version}")
     return pinned
 
 
-class _Resolver:
-    """Chooses versions, and asks the index for each package's requirements once."""
+def _component(index: Index, component: Component) -> dict[str, Tree]:
+    first = component.files[0]
+    of_platforms = {
+        platform: tuple(_pin(index, _choose(index, file, platform), file) for file in component.files)
+        for platform in ([ANY] if all(file.file for file in component.files) else PLATFORMS)
+    }
+    version = component.version or (_requirements(index, first.required_by)[0] if first.required_by else None)
+    version = version or next(iter(of_platforms.values()))[-1].version
+    return {
+        platform: Tree(component.name, component.title, version, platform, files)
+        for platform, files in of_platforms.items()
+    }
 
-    def __init__(self, index: Index) -> None:
-        self._index = index
-        self._required = cache(self._requirements)
 
-    def component(self, component: Component) -> dict[str, Tree]:
-        first = component.files[0]
-        of_platforms = {
-            platform: tuple(_pin(self._index, self._choose(file, platform), file) for file in component.files)
-            for platform in ([ANY] if all(file.file for file in component.files) else PLATFORMS)
-        }
-        version = component.version or (self._required(first.required_by)[0] if first.required_by else None)
-        version = version or next(iter(of_platforms.values()))[-1].version
-        return {
-            platform: Tree(component.name, component.title, version, platform, files)
-            for platform, files in of_platforms.items()
-        }
+def _choose(index: Index, file: ComponentFile, platform: str) -> DistributionPackage:
+    if file.file:
+        return index.file(file.project, file.file)
+    versions = _versions(index, file)
+    offered = for_platform(index.packages(file.project), platform)
+    offered = [package for package in offered if version_of(package) in versions]
+    if not offered:
+        raise index.lacks(f"{file.project}{versions} for {platform}")
+    return max(offered, key=preference)
 
-    def _choose(self, file: ComponentFile, platform: str) -> DistributionPackage:
-        if file.file:
-            return self._index.file(file.project, file.file)
-        versions = self._versions(file)
-        offered = for_platform(self._index.packages(file.project), platform)
-        offered = [package for package in offered if version_of(package) in versions]
-        if not offered:
-            raise self._index.lacks(f"{file.project}{versions} for {platform}")
-        return max(offered, key=preference)
 
-    def _versions(self, file: ComponentFile) -> SpecifierSet:
-        if file.release:
-            return SpecifierSet(f"=={version_of(self._newest(file.project, file.release))}")
-        assert file.required_by
-        version, requirements = self._required(file.required_by)
-        specifiers = [requirement.specifier for requirement in requirements if requirement.name == file.project]
-        if not specifiers:
-            raise self._index.lacks(f"{file.project} for {file.required_by}, which {version} does not require")
-        return SpecifierSet(",".join(map(str, specifiers)))
+def _versions(index: Index, file: ComponentFile) -> SpecifierSet:
+    if file.release:
+        return SpecifierSet(f"=={version_of(_newest(index, file.project, file.release))}")
+    assert file.required_by
+    version, requirements = _requirements(index, file.required_by)
+    specifiers = [requirement.specifier for requirement in requirements if requirement.name == file.project]
+    if not specifiers:
+        raise index.lacks(f"{file.project} for {file.required_by}, which {version} does not require")
+    return SpecifierSet(",".join(map(str, specifiers)))
 
-    def _newest(self, project: str, release: Release) -> DistributionPackage:
-        offered = of_release(self._index.packages(project), release)
-        if not offered:
-            raise self._index.lacks(f"{project} {release}")
-        return max(offered, key=version_of)
 
-    def _requirements(self, required_by: str) -> tuple[str, list[Requirement]]:
-        project, _, release = required_by.partition(" ")
-        wheel = self._newest(project, Release.parse(release))
-        with self._index.open(wheel) as archive:
-            name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-            metadata = Metadata.from_email(archive.read(name), validate=False)
-        return str(version_of(wheel)), metadata.requires_dist or []
+def _newest(index: Index, project: str, release: Release) -> DistributionPackage:
+    offered = of_release(index.packages(project), release)
+    if not offered:
+        raise index.lacks(f"{project} {release}")
+    return max(offered, key=version_of)
+
+
+@cache
+def _requirements(index: Index, required_by: str) -> tuple[str, list[Requirement]]:
+    project, _, release = required_by.partition(" ")
+    wheel = _newest(index, project, Release.parse(release))
+    with index.open(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = Metadata.from_email(archive.read(name), validate=False)
+    return str(version_of(wheel)), metadata.requires_dist or []
 
 
 def version_of(package: DistributionPackage) -> Version:

@@ -74,9 +74,6 @@ __device__ __forceinline__ void synchronize_warps(int group, int threads) {
 
 // Hides values from the compiler.
 __device__ __forceinline__ void hide(int& value) { asm volatile("" : "+r"(value)); }
-__device__ __forceinline__ void hide(uint32_t& first, uint32_t& second) {
-  asm volatile("" : "+r"(first), "+r"(second));
-}
 __device__ __forceinline__ void hide(uint2& word) { asm volatile("" : "+r"(word.x), "+r"(word.y)); }
 __device__ __forceinline__ void hide(uint4& word) {
   asm volatile("" : "+r"(word.x), "+r"(word.y), "+r"(word.z), "+r"(word.w));

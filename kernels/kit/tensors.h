@@ -30,6 +30,7 @@ namespace kit {
 using torch::headeronly::IntHeaderOnlyArrayRef;
 using torch::stable::Tensor;
 using MaybeTensor = std::optional<Tensor>;
+using std::to_string;
 
 // The prefix of error messages. Each binding defines its own.
 extern const char* const kProject;
@@ -41,7 +42,7 @@ extern const char* const kProject;
 
 inline std::string text(IntHeaderOnlyArrayRef sizes) {
   std::string list = "[";
-  for (const int64_t size : sizes) list += (list.size() > 1 ? ", " : "") + std::to_string(size);
+  for (const int64_t size : sizes) list += (list.size() > 1 ? ", " : "") + to_string(size);
   return list + "]";
 }
 
@@ -173,7 +174,7 @@ inline void check(int error) {
   if (error == 0) return;
   char* message = nullptr;
   TORCH_ERROR_CODE_CHECK(torch_c10_cuda_check_msg(error, __FILE__, __func__, __LINE__, true, &message));
-  const std::string text = message == nullptr ? "error " + std::to_string(error) : message;
+  const std::string text = message == nullptr ? "error " + to_string(error) : message;
   torch_c10_cuda_free_error_msg(message);
   throw std::runtime_error(std::string(kProject) + ": " + text);
 }
@@ -214,6 +215,18 @@ void run_parallel(const Problem& problem, int64_t count, int64_t elements) {
 }
 
 #endif
+
+// Calls the function `run` in the namespace of a problem: for all of it on the stream of a tensor's GPU; on the CPU for
+// ranges of `count` items of `elements` elements each.
+template <class Problem>
+void launch(const Problem& problem, [[maybe_unused]] const Tensor& tensor, [[maybe_unused]] int64_t count,
+            [[maybe_unused]] int64_t elements) {
+#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
+  check(run(problem, current_stream(tensor)));
+#else
+  run_parallel(problem, count, elements);
+#endif
+}
 
 // Torch allows a tensor no more dimensions than this.
 constexpr size_t kMostDims = 64;

@@ -16,6 +16,7 @@ import pytest
 import tomli
 from packaging.requirements import Requirement
 
+from tests.support.git import git
 from tests.support.places import CUDA, LIBRARIES, ROOT
 from tests.support.triton_store import require_triton
 from tests.unit.aot.test_declaration import project
@@ -42,11 +43,6 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def git(tree: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=test", "-c", "user.email=test@example.com", "-c", "commit.gpgsign=false")
-    return run("git", *identity, *arguments, cwd=tree)
 
 
 def project_table(directory: str) -> dict[str, Any]:
@@ -100,7 +96,7 @@ def test_packages_name_the_commit_of_a_builder_in_a_checkout(tree: Path, tmp_pat
         metadata = json.loads((tmp_path / "out" / "torch-cuda" / "metadata.json").read_text())
         return metadata["provenance"]["kernel-builder"]
 
-    commit = git(tree, "rev-parse", "HEAD").strip()
+    commit = git(tree, "rev-parse", "HEAD")
     expected = {"version": f"0+g{commit[:12]}", "commit": commit, "dirty": False}
     assert recorded() == expected
     assert recorded() == expected, "also with the bytecode of the first build"

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from kernel_builder.cli import init_command, main
@@ -104,6 +105,10 @@ def test_a_project_with_triton_kernels_builds_as_a_python_package() -> None:
     subprocess.run([*KERNEL_BUILDER, "build", "my-gate", "--variant", "torch-cuda"], check=True)
     assert Path("my-gate/build/torch-cuda/kernels.py").is_file()
     subprocess.run([sys.executable, "-m", "pytest", "-q", "my-gate/tests"], check=True)
+    if not torch.cuda.is_available():
+        example = subprocess.run([sys.executable, "my-gate/example.py"], capture_output=True, text=True, check=False)
+        message = f"this kernel is for cuda, and Torch {torch.__version__} finds no such device here\n"
+        assert (example.returncode, example.stderr) == (1, message)
 
 
 @pytest.mark.slow

@@ -77,10 +77,7 @@ def fuzz_names(data: bytes) -> None:
 
 FIRST: dict[str, tuple[Callable[[bytes], None], list[bytes]]] = {
     "elf": (fuzz_elf, []),
-    "metadata": (
-        fuzz_metadata,
-        [b'{"id": "x", "backend": {"type": "cuda", "archs": ["9.0"]}, "digest": {"files": {}}}'],
-    ),
+    "metadata": (fuzz_metadata, [b'{"id": "x", "backend": {"type": "cuda", "archs": ["9.0"]}, "digest": {}}']),
     "card": (fuzz_card, [b"---\nlicense: mit\n---\n# a\n\n| a | b |\n| - | - |\n| ![x](y.svg) | <b>c</b> |\n"]),
     "signature": (fuzz_signature, [signatures.key_bundle(b"content", KEY).encode(), json.dumps({}).encode()]),
     "names": (fuzz_names, [b"torch-stable-abi210-cu130-x86_64-linux", b"tvm-ffi01-cpu-x86_64-linux", b"a/b.py"]),

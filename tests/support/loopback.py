@@ -18,13 +18,16 @@ class QuietHandler(BaseHTTPRequestHandler):
         with suppress(ConnectionError):
             super().handle()
 
-    def send_json(self, status: int, answer: object) -> None:
-        """Send a whole answer."""
-        body = json.dumps(answer).encode()
+    def send(self, status: int, body: bytes = b"", **headers: str) -> None:
+        """Send a whole answer. `_` in the name of a header means `-`."""
         self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         self.wfile.write(body)
+
+    def send_json(self, status: int, answer: object) -> None:
+        self.send(status, json.dumps(answer).encode())
 
     def log_message(self, format: str, *arguments: object) -> None:
         pass

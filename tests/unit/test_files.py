@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from kernel_format import files
-from kernel_format.files import locked, replacing, temporary_directory
+from kernel_format.files import replacing, temporary_directory
 
 KEEPS_ONE = """
 import sys, time
@@ -22,15 +20,6 @@ with temporary_directory() as directory:
     (directory / "file").write_text("x")
     print(directory, flush=True)
     time.sleep(60)
-"""
-
-HOLDS_A_LOCK = """
-import sys
-from pathlib import Path
-from kernel_format.files import locked
-with locked(Path(sys.argv[1]), remove=True):
-    print("locked", flush=True)
-    sys.stdin.read()
 """
 
 WRITES_A_FILE = """
@@ -81,45 +70,3 @@ def test_what_a_killed_process_has_left_is_removed(tmp_path: Path, monkeypatch: 
         for process in processes:
             process.send_signal(signal.SIGKILL)
             process.communicate()
-
-
-def test_a_directory_is_removed_whatever_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Directories deeper than Python recurses, and than a path can be."""
-    monkeypatch.chdir(tmp_path)
-    with temporary_directory() as directory:
-        os.chdir(directory)
-        for _ in range(3000):
-            Path("deep").mkdir()
-            os.chdir("deep")
-        os.chdir(tmp_path)
-        closed = directory / "closed"
-        (closed / "inside").mkdir(parents=True)
-        closed.chmod(0)
-    assert not directory.exists()
-
-
-def _holder(path: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", HOLDS_A_LOCK, path]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout and process.stdout.readline() == "locked\n"
-    return process
-
-
-@pytest.mark.parametrize("killed", [True, False])
-def test_a_lock_is_waited_for_until_its_holder_ends(tmp_path: Path, killed: bool) -> None:
-    """Its last holder has removed the file, or was killed and has left it."""
-    path = tmp_path / "lock"
-    waits: list[float] = []
-    with _holder(path) as process:
-
-        def waiting() -> None:
-            waits.append(time.monotonic())
-            process.kill() if killed else process.communicate()
-
-        started = time.monotonic()
-        with locked(path, waiting=waiting, patience=0.2, remove=True):
-            assert path.exists()
-            with pytest.raises(KeyError), locked(path, waiting=lambda: {}["refused"]):
-                pass
-    assert len(waits) == 1 and waits[0] - started >= 0.2
-    assert not path.exists()

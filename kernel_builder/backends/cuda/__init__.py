@@ -4,6 +4,5 @@
 """
 
 from kernel_builder.backends.cuda.backend import CUDA
-from kernel_builder.backends.cuda.releases import capabilities, known_capabilities, releases
 
-__all__ = ["CUDA", "capabilities", "known_capabilities", "releases"]
+__all__ = ["CUDA"]

@@ -19,10 +19,10 @@ from kernel_builder.backends import (
 )
 from kernel_builder.backends.cuda import commands, fatbin, libraries, toolkits
 from kernel_builder.backends.cuda.releases import (
+    KNOWN_CAPABILITIES,
     TABLE,
     capabilities,
     capability_key,
-    known_capabilities,
     runs_on,
 )
 from kernel_builder.backends.cuda.toolkits import CudaToolkit, as_cuda
@@ -95,7 +95,7 @@ class _Cuda(CompiledBackend):
         return super().limited(kernel, only)
 
     def known_archs(self) -> list[str]:
-        return sorted({c for known in known_capabilities().values() for c in known}, key=capability_key)
+        return sorted({c for known in KNOWN_CAPABILITIES.values() for c in known}, key=capability_key)
 
     def archs(self, kernels: Sequence[Kernel], release: Release | None, platform: str) -> tuple[str, ...]:
         assert release

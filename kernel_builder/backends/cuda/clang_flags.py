@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,12 @@ from kernel_format.errors import ConfigError
 
 # Programs that nvcc runs -> clang's option for theirs; it runs no cudafe++ and no nvlink.
 _PASSED_ON = {"compiler": "-Xarch_host", "ptxas": "-Xcuda-ptxas", "fatbin": "-Xcuda-fatbinary"}
-_TABLE: Mapping[str, Any] = toml_file.read(Path(__file__).with_name("nvcc_options.toml"))["clang"]
+
+
+@cache
+def _table() -> Mapping[str, Any]:  # the file takes 13 ms
+    table: Mapping[str, Any] = toml_file.read(Path(__file__).with_name("nvcc_options.toml"))["clang"]
+    return table
 
 
 def of_clang(flags: Sequence[str], where: str) -> tuple[str, ...]:
@@ -22,7 +28,7 @@ def of_clang(flags: Sequence[str], where: str) -> tuple[str, ...]:
     for program, option in single(flags):
         if program:
             translated += [_PASSED_ON[program], *option] if program in _PASSED_ON and any(option) else []
-        elif re.fullmatch(_TABLE["shared"], option[0]) and option[0] not in {"-gencode", "-lineinfo"}:
+        elif re.fullmatch(_table()["shared"], option[0]) and option[0] not in {"-gencode", "-lineinfo"}:
             translated += option
         else:
             translated += _of_nvcc("=".join(option), where)
@@ -31,13 +37,13 @@ def of_clang(flags: Sequence[str], where: str) -> tuple[str, ...]:
 
 def _of_nvcc(written: str, where: str) -> tuple[str, ...]:
     flag = written.lstrip("-")
-    if same := _TABLE["same"].get(flag):
+    if same := _table()["same"].get(flag):
         return tuple(same)
     if match := re.fullmatch(r"maxrregcount=(\d+)", flag):
         return ("-Xcuda-ptxas", f"--maxrregcount={match[1]}")
     if match := re.fullmatch(r"ftemplate-depth=(\d+)", flag):
         return (f"-ftemplate-depth={match[1]}",)
-    without_meaning = "|".join(_TABLE["without_meaning"])
+    without_meaning = "|".join(_table()["without_meaning"])
     if re.fullmatch(without_meaning, flag.partition("=")[0]) or re.fullmatch(without_meaning, flag):
         return ()
     architecture = re.match(r"-{1,2}(gencode|generate-code|arch|code|gpu-(architecture|code))\b", written)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,10 @@ from kernel_format.release import Release
 
 TABLE = Path(__file__).with_name("cuda.toml")
 DATA: Mapping[str, Any] = toml_file.read(TABLE)
-
-
-@cache
-def known_capabilities() -> Mapping[Release, tuple[str, ...]]:
-    """Return CUDA release -> the capabilities that its compiler knows, without suffixes and `+PTX`, ascending."""
-    rows = DATA["release"].items()
-    return dict(sorted((Release.parse(release), tuple(entry["capabilities"])) for release, entry in rows))
-
-
-def releases() -> tuple[Release, ...]:
-    """Return every CUDA release of the matrix, ascending."""
-    return tuple(known_capabilities())
+# CUDA release of the matrix -> the capabilities that its compiler knows, without suffixes and `+PTX`, ascending.
+KNOWN_CAPABILITIES: Mapping[Release, tuple[str, ...]] = dict(
+    sorted((Release.parse(release), tuple(entry["capabilities"])) for release, entry in DATA["release"].items())
+)
 
 
 def capability_key(capability: str) -> tuple[int, int, str]:
@@ -52,7 +43,7 @@ def capabilities(kernel: Kernel, cuda: Release, platform: str) -> tuple[str, ...
     gets all such capabilities, and PTX of the newest. `Kernel.only_capabilities` selects among these.
     """
     tegra = DATA["tegra"]
-    known = set(known_capabilities()[cuda])
+    known = set(KNOWN_CAPABILITIES[cuda])
     if platform not in tegra["platforms"]:
         known -= set(tegra["capabilities"])
     if kernel.cuda_capabilities is None:

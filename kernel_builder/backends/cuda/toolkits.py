@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from kernel_builder.backends import CLANG
-from kernel_builder.backends.cuda.releases import DATA, releases
+from kernel_builder.backends.cuda.releases import DATA, KNOWN_CAPABILITIES
 from kernel_builder.backends.tools import (
     ComponentFiles,
     CudaCompiler,
@@ -121,7 +121,7 @@ def obstacle(toolchains: ToolchainSource, release: Release, *, with_torch: bool 
     if compiler:
         return None
     system, choice = installed(toolchains), toolchains.cuda_compiler
-    with_compiler = [known for known in releases() if _has_pinned_nvcc(toolchains, known)]
+    with_compiler = [known for known in KNOWN_CAPABILITIES if _has_pinned_nvcc(toolchains, known)]
     if _has_clang(toolchains) and choice is None:
         with_compiler.append(_clang_release())
     has = f", and {system.root} is CUDA {system.release}" if system else ""

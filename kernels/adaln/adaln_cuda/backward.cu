@@ -205,6 +205,7 @@ bool as_strided(const Backward& problem, StridedBackward* strided) {
 ShortBackward short_problem(const Backward& problem, const StridedBackward& strided) {
   const DynamicType type = dynamic_type(problem.type);
   const DynamicType scale_type = dynamic_type(problem.scale.type), gate_type = dynamic_type(problem.gate.type);
+  const bool per_row = has_per_row_modulations(problem), one_row = problem.rows == 1;
   ShortBackward rows{{strided.x, strided.grad, {}, strided.grad_sum, {}, strided.branch},
                      strided.scale,
                      strided.gate,
@@ -217,11 +218,11 @@ ShortBackward short_problem(const Backward& problem, const StridedBackward& stri
                      dynamic_type(problem.bias.type),
                      problem.grad_x,
                      problem.grad_branch,
-                     nullptr,
-                     nullptr,
-                     nullptr,
-                     nullptr,
-                     problem.sums.partial,
+                     per_row ? problem.grad_scale : nullptr,
+                     per_row ? problem.grad_gate : nullptr,
+                     one_row ? problem.grad_weight : nullptr,
+                     one_row ? problem.grad_bias : nullptr,
+                     one_row ? nullptr : problem.sums.partial,
                      problem.sums.count,
                      static_cast<uint32_t>(problem.rows / problem.sums.groups),
                      static_cast<uint32_t>(problem.sums.parts),
@@ -231,16 +232,9 @@ ShortBackward short_problem(const Backward& problem, const StridedBackward& stri
                      Average(problem.hidden),
                      problem.eps,
                      problem.centered};
-  if (has_per_row_modulations(problem)) {
+  if (per_row) {
     std::swap(rows.scale, rows.streams[kStreamScale]);
     std::swap(rows.gate, rows.streams[kStreamGate]);
-    rows.grad_scale = problem.grad_scale;
-    rows.grad_gate = problem.grad_gate;
-  }
-  if (problem.rows == 1) {
-    rows.partial = nullptr;
-    rows.grad_weight = problem.grad_weight;
-    rows.grad_bias = problem.grad_bias;
   }
   return rows;
 }

@@ -7,8 +7,6 @@
 //
 // A block loops over the rows of its part of a group. A thread has the same columns of each row, and adds up their sums
 // in `partial` without other threads.
-//
-// Included by backward.cu.
 #pragma once
 
 #include "adaln_cuda/general_rows.cuh"

@@ -8,8 +8,6 @@
 // Each part of a group of rows is one block, which loops over its rows and sums their columns in registers. A block
 // processes several rows at a time. Each of them has its own threads and its own ring, into which the next rows are
 // copied. The first rows are prefetched into L2 while the preceding kernel still runs. The order of all sums is fixed.
-//
-// Included by backward.cu.
 #pragma once
 
 #include "adaln_cuda/ring_rows.cuh"

@@ -7,8 +7,6 @@
 //
 // A row has a group of threads, up to a warp or several warps. A block has several groups and loops over its rows. Each
 // thread has a ring buffer in shared memory for its own vectors of the next rows, and sums its columns in registers.
-//
-// Included by backward.cu.
 #pragma once
 
 #include "adaln_cuda/strided_rows.cuh"

@@ -8,6 +8,9 @@
 //
 // Bytes moved, for elements of e bytes and modulations of m bytes: rows * hidden * 2e (4e with a branch), and
 // rows / span * hidden * 2m (3m with a gate).
+#include <initializer_list>
+#include <optional>
+
 #include "adaln_cuda/forward_general.cuh"
 #include "adaln_cuda/forward_rows.cuh"
 #include "adaln_cuda/gate_rows.cuh"
@@ -76,24 +79,31 @@ struct Factors {
   bool float32_shared, float32_gate;  // the dtype is float32, that of rows is not
 };
 
-Factors factors_of(const Forward& problem) {
-  CommonType norm(problem.type), all(problem.type);
-  for (CommonType* common : {&norm, &all}) {
-    common->add(problem.scale);
-    common->add(problem.shift);
-    for (const Parameter* parameter : {&problem.weight, &problem.bias}) common->add(*parameter);
+// Returns the dtype that those share which are present, or the rows' dtype if none is, or nothing if they differ.
+std::optional<Type> common_type(Type rows, std::initializer_list<Parameter> parameters) {
+  std::optional<Type> common;
+  for (const Parameter& parameter : parameters) {
+    if (parameter.data == nullptr) continue;
+    if (common.value_or(parameter.type) != parameter.type) return std::nullopt;
+    common = parameter.type;
   }
-  all.add(problem.gate);
-  const bool scaled = problem.scale.rows.data != nullptr;
+  return common.value_or(rows);
+}
+
+Factors factors_of(const Forward& problem) {
+  // The shift has the dtype of the scale.
+  const Parameter scale{problem.scale.rows.data, problem.scale.type}, gate{problem.gate.rows.data, problem.gate.type};
+  const auto shared = common_type(problem.type, {scale, problem.weight, problem.bias});
+  const bool scaled = scale.data != nullptr;
   const bool affine = problem.weight.data != nullptr || problem.bias.data != nullptr;
   Factors factors;
-  factors.float32_shared = norm.type() != problem.type;
-  factors.float32_gate = problem.gate.rows.data != nullptr && problem.gate.type != problem.type;
+  factors.float32_shared = shared != problem.type;
+  factors.float32_gate = gate.data != nullptr && gate.type != problem.type;
   const bool rounded = problem.stepwise && (factors.float32_shared || factors.float32_gate);
-  factors.fast = all.unique() && !rounded;
+  factors.fast = !rounded && common_type(problem.type, {scale, problem.weight, problem.bias, gate}).has_value();
   factors.simple = factors.fast && scaled && problem.bias.data == nullptr && !problem.stepwise &&
                    !factors.float32_shared && !factors.float32_gate;
-  factors.one_factor = norm.unique() && !rounded && !(scaled && affine);
+  factors.one_factor = shared.has_value() && !rounded && !(scaled && affine);
   return factors;
 }
 

@@ -4,8 +4,6 @@
 // Reads:    x and the branch; a row is read several times, after the first time from a cache.
 // Writes:   `normed`, and `sum` when there is a branch.
 // Must not: allocate, synchronize, or use another stream than the one given.
-//
-// Included by forward.cu.
 #pragma once
 
 #include "adaln_cuda/forward_tiles.cuh"

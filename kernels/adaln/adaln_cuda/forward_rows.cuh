@@ -13,8 +13,6 @@
 // rare combinations have small and slow code, because registers and code must do for all. With FactorCount::one there
 // is at most one factor and one offset, a scale and a shift or a weight and a bias, as in model blocks, and each
 // arithmetic has code of its own.
-//
-// Included by forward.cu.
 #pragma once
 
 #include "adaln_cuda/forward_tiles.cuh"

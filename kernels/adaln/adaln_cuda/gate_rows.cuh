@@ -8,8 +8,6 @@
 //
 // Bytes moved, for elements of e bytes: forward rows * hidden * 3e; backward the same with the gradient of the gate,
 // or rows * hidden * 2e without.
-//
-// Included by forward.cu and backward.cu.
 #pragma once
 
 #include "adaln_cuda/strided_rows.cuh"

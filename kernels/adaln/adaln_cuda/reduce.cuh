@@ -11,8 +11,6 @@
 // latency after the grid wait: each thread loads all of its parts at once, from addresses computed before. Factors are
 // loaded before the wait, too: the first stage triggers this kernel after its own grid wait, so the data that it did
 // not write is complete.
-//
-// Included by backward.cu.
 #pragma once
 
 #include <algorithm>

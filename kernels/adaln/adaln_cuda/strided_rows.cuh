@@ -51,28 +51,6 @@ inline int64_t bytes_of(Type type) { return type == Type::float32 ? 4 : 2; }
 using kit::aligned;
 inline bool aligned(const Modulation& modulation) { return kit::aligned(modulation.rows, bytes_of(modulation.type)); }
 
-// The dtype that a problem's modulations and parameters share.
-class CommonType {
- public:
-  explicit CommonType(Type rows) : type_(rows) {}  // the rows' dtype, until one is added
-
-  void add(const void* data, Type type) {
-    if (data == nullptr) return;
-    unique_ = unique_ && (!added_ || type == type_);
-    type_ = type;
-    added_ = true;
-  }
-  void add(const Modulation& modulation) { add(modulation.rows.data, modulation.type); }
-  void add(const Parameter& parameter) { add(parameter.data, parameter.type); }
-
-  bool unique() const { return unique_; }
-  Type type() const { return type_; }
-
- private:
-  Type type_;
-  bool added_ = false, unique_ = true;
-};
-
 // The capability that the surrounding device code is compiled for. A kernel for a family of GPUs is empty in the code
 // for others, so that the package does not grow.
 #if defined(__CUDA_ARCH__)

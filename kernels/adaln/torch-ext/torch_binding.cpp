@@ -5,7 +5,6 @@
 // Must not: compute; call anything of Torch newer than 2.10.
 #include <string>
 #include <tuple>
-#include <type_traits>
 
 #include "adaln/problem.h"
 #include "kit/tensors.h"
@@ -87,23 +86,6 @@ constexpr bool kOneRowIsSummed = false;
 constexpr bool kOneRowIsSummed = true;
 #endif
 
-// Runs the rows of a problem; on the CPU in two stages where a backward pass has partial sums.
-template <class Problem>
-void launch(const Problem& problem, [[maybe_unused]] const Tensor& x) {
-#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
-  check(adaln::run(problem, current_stream(x)));
-#else
-  if constexpr (std::is_same_v<Problem, adaln::Forward>) {
-    run_parallel(problem, problem.rows, problem.hidden);
-  } else {
-    const int64_t parts = problem.sums.groups * problem.sums.parts;
-    run_parallel(problem, parts, (problem.rows + parts - 1) / parts * problem.hidden);
-    if (problem.sums.partial == nullptr) return;
-    run_parallel(problem, problem.hidden, parts * problem.sums.count, adaln::reduce);
-  }
-#endif
-}
-
 // Divides the rows of a problem into parts. Returns the partial sums, if they are needed; they must outlive the launch.
 MaybeTensor prepare_sums(adaln::Backward& problem, bool needed, int count, const Tensor& x) {
   problem.sums.groups = problem.span == 1 ? 1 : problem.rows / problem.span;
@@ -163,7 +145,7 @@ std::tuple<MaybeTensor, Tensor> forward(Tensor x, const char* x_name, MaybeTenso
       problem.branch = rows_of(*branch);
       problem.sum = sum->mutable_data_ptr();
     }
-    launch(problem, x);
+    launch(problem, x, problem.rows, problem.hidden);
   }
   return {sum, normed};
 }
@@ -253,7 +235,11 @@ Gradients ada_norm_backward(MaybeTensor grad, Tensor x, MaybeTensor scale, Maybe
     const bool summed = (of_parameters && (kOneRowIsSummed || problem.rows > 1)) || (of_modulations && !own);
     const int count = (grad.has_value() ? 2 : 0) + (problem.grad_gate != nullptr && !own ? 1 : 0);
     [[maybe_unused]] const auto partial = prepare_sums(problem, summed, count, x);
-    launch(problem, x);
+    const int64_t parts = problem.sums.groups * problem.sums.parts;
+    launch(problem, x, parts, (problem.rows + parts - 1) / parts * problem.hidden);
+#if !defined(CUDA_KERNEL) && !defined(ROCM_KERNEL)
+    if (summed) run_parallel(problem, problem.hidden, parts * count, adaln::reduce);
+#endif
   }
   return {grad_x, grad_scale, grad_shift, grad_weight, grad_bias, grad_branch, grad_gate};
 }

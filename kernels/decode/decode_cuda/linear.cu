@@ -14,7 +14,6 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <type_traits>
 
 #include "decode/problem.h"
 #include "decode_cuda/activation.cuh"
@@ -322,26 +321,12 @@ void launch(const Linear& problem, bool constant_weights, cudaStream_t stream) {
     if (vectors && compiled_capability() >= 80) {
       DeviceProperties device;
       if (current_device_properties(&device) != cudaSuccess) return;  // the error is also left for cudaGetLastError
-      const auto launch_plan = [&](auto plan, int cluster) {
-        constexpr int kPlan = decltype(plan)::value;
-        layers.cluster = cluster;
-        launch_clusters_with_pdl(tensor_core_kernel<T, kPlan>, grid * cluster, cluster, kPlans[kPlan].warps * kWarp, 0,
-                                 stream, layers);
-      };
+      void (*const kernels[])(Layers) = {tensor_core_kernel<T, 0>, tensor_core_kernel<T, 1>, tensor_core_kernel<T, 2>,
+                                         tensor_core_kernel<T, 3>};
       const Choice choice = choose(blocks, device.sms, problem.inputs, compiled_capability() >= 90);
-      switch (choice.plan) {
-        case 0:
-          launch_plan(std::integral_constant<int, 0>{}, choice.cluster);
-          break;
-        case 1:
-          launch_plan(std::integral_constant<int, 1>{}, choice.cluster);
-          break;
-        case 2:
-          launch_plan(std::integral_constant<int, 2>{}, choice.cluster);
-          break;
-        default:
-          launch_plan(std::integral_constant<int, 3>{}, choice.cluster);
-      }
+      layers.cluster = choice.cluster;
+      launch_clusters_with_pdl(kernels[choice.plan], grid * choice.cluster, choice.cluster,
+                               kPlans[choice.plan].warps * kWarp, 0, stream, layers);
       return;
     }
   }

@@ -34,8 +34,7 @@ Linear problem_of(Tensor& x) {
   if (problem.inputs == 0) fail("x", "must have at least one element in its last dimension");
   problem.rows = x.numel() / problem.inputs;
   if (problem.rows > decode_step::kMostRows) {
-    fail("x",
-         "must have at most " + std::to_string(decode_step::kMostRows) + " rows, not " + std::to_string(problem.rows));
+    fail("x", "must have at most " + to_string(decode_step::kMostRows) + " rows, not " + to_string(problem.rows));
   }
   if (!x.is_contiguous()) x = torch::stable::contiguous(x);
   problem.x = x.const_data_ptr();
@@ -48,7 +47,7 @@ bool add_layer(Linear& problem, Tensor& weight, const char* weight_name, MaybeTe
                const Tensor& x) {
   check_dtype(weight, weight_name, x, "x");
   if (weight.dim() != 2 || weight.size(1) != problem.inputs) {
-    fail(weight_name, "must have shape [outputs, " + std::to_string(problem.inputs) + "], not " + text(weight.sizes()));
+    fail(weight_name, "must have shape [outputs, " + to_string(problem.inputs) + "], not " + text(weight.sizes()));
   }
   const bool in_place = adjacent(weight);
   if (!in_place) weight = torch::stable::contiguous(weight);
@@ -108,7 +107,7 @@ Tensor gated_linear(Tensor x, Tensor gate_weight, Tensor up_weight, int64_t acti
                     MaybeTensor up_bias, bool constant_weights) {
   if (activation <= static_cast<int64_t>(Activation::none) ||
       activation > static_cast<int64_t>(Activation::gelu_tanh)) {
-    fail("activation", "must be the number of a decode_step::Activation but `none`, not " + std::to_string(activation));
+    fail("activation", "must be the number of a decode_step::Activation but `none`, not " + to_string(activation));
   }
   Linear problem = problem_of(x);
   [[maybe_unused]] const auto device = enter(x);
@@ -184,19 +183,19 @@ Attention problem_of(const Tensor& query, const Tensor& key, const Tensor& value
   problem.query_heads = query.size(1);
   problem.elements = query.size(3);
   if (problem.elements == 0 || problem.elements > kMostElements || problem.elements % 8 != 0) {
-    fail("query", "must have a multiple of 8 elements per head, at most " + std::to_string(kMostElements) + ", not " +
-                      std::to_string(problem.elements));
+    fail("query", "must have a multiple of 8 elements per head, at most " + to_string(kMostElements) + ", not " +
+                      to_string(problem.elements));
   }
   check_dtype(key, "key", query, "query");
   if (key.dim() != 4 || key.size(0) != problem.batch || key.size(3) != problem.elements) {
-    fail("key", "must have shape [" + std::to_string(problem.batch) + ", key_heads, tokens, " +
-                    std::to_string(problem.elements) + "], not " + text(key.sizes()));
+    fail("key", "must have shape [" + to_string(problem.batch) + ", key_heads, tokens, " + to_string(problem.elements) +
+                    "], not " + text(key.sizes()));
   }
   problem.key_heads = key.size(1);
   problem.tokens = key.size(2);
   if (problem.key_heads == 0 || problem.query_heads % problem.key_heads != 0) {
-    fail("query", "must have a multiple of the " + std::to_string(problem.key_heads) + " heads of key, not " +
-                      std::to_string(problem.query_heads));
+    fail("query", "must have a multiple of the " + to_string(problem.key_heads) + " heads of key, not " +
+                      to_string(problem.query_heads));
   }
   check_like(value, "value", key, "key");
   problem.scale = static_cast<float>(scale);
@@ -206,8 +205,8 @@ Attention problem_of(const Tensor& query, const Tensor& key, const Tensor& value
   if (dtype(*mask) != aoti_torch_dtype_bool()) fail("mask", "must be bool");
   if (mask->dim() != 4 || (mask->size(0) != 1 && mask->size(0) != problem.batch) || mask->size(1) != 1 ||
       mask->size(2) != 1 || mask->size(3) != problem.tokens) {
-    fail("mask", "must have shape [" + std::to_string(problem.batch) + " or 1, 1, 1, " +
-                     std::to_string(problem.tokens) + "], not " + text(mask->sizes()));
+    fail("mask", "must have shape [" + to_string(problem.batch) + " or 1, 1, 1, " + to_string(problem.tokens) +
+                     "], not " + text(mask->sizes()));
   }
   if (!adjacent(*mask)) mask = torch::stable::contiguous(*mask);
   problem.mask = static_cast<const bool*>(mask->const_data_ptr());
@@ -225,14 +224,14 @@ Rotary rotary_of(const Attention& problem, const Tensor& query, MaybeTensor& cos
   if (query_weight.has_value() != key_weight.has_value())
     fail("query_weight", "must be given together with key_weight");
   if (problem.elements != 64 && problem.elements != 128 && problem.elements != 256) {
-    fail("query", "must have 64, 128 or 256 elements per head to be rotated, not " + std::to_string(problem.elements));
+    fail("query", "must have 64, 128 or 256 elements per head to be rotated, not " + to_string(problem.elements));
   }
   check_dtype(*cos, "cos", query, "query");
   check_dtype(*sin, "sin", query, "query");
   if (cos->dim() != 2 || (cos->size(0) != 1 && cos->size(0) != problem.batch) ||
       (cos->size(1) != problem.elements && 2 * cos->size(1) != problem.elements)) {
-    fail("cos", "must have shape [" + std::to_string(problem.batch) + " or 1, " + std::to_string(problem.elements / 2) +
-                    " or " + std::to_string(problem.elements) + "], not " + text(cos->sizes()));
+    fail("cos", "must have shape [" + to_string(problem.batch) + " or 1, " + to_string(problem.elements / 2) + " or " +
+                    to_string(problem.elements) + "], not " + text(cos->sizes()));
   }
   check_shape(*sin, "sin", cos->sizes());
   // Vectors of 16 bytes are read.
@@ -324,8 +323,8 @@ Tensor cached_attention(Tensor query, Tensor new_key, Tensor new_value, Tensor k
   problem.position = static_cast<const int64_t*>(position.const_data_ptr());
 #if !defined(CUDA_KERNEL)
   if (*problem.position < 0 || *problem.position >= problem.tokens) {
-    fail("position", "must be a token of the " + std::to_string(problem.tokens) + " of key, not " +
-                         std::to_string(*problem.position));
+    fail("position",
+         "must be a token of the " + to_string(problem.tokens) + " of key, not " + to_string(*problem.position));
   }
 #endif
   return run(problem, query, constant_cache);

@@ -25,7 +25,7 @@ std::vector<int64_t> half_sizes(const Tensor& x) {
   check_first(x, "x");
   const int64_t last = x.size(x.dim() - 1);
   if (last % 2 != 0) {
-    fail("x", "must have an even number of elements in its last dimension, not " + std::to_string(last));
+    fail("x", "must have an even number of elements in its last dimension, not " + to_string(last));
   }
   return sizes_with_last(x, last / 2);
 }
@@ -37,7 +37,7 @@ Problem problem_of(const Tensor& first, const char* argument, int64_t activation
   Problem problem{};
   problem.type = element_type(first, argument);
   if (activation < 0 || activation > static_cast<int64_t>(geglu::Activation::silu)) {
-    fail("activation", "must be the number of a geglu::Activation, not " + std::to_string(activation));
+    fail("activation", "must be the number of a geglu::Activation, not " + to_string(activation));
   }
   problem.activation = static_cast<geglu::Activation>(activation);
   return problem;
@@ -68,15 +68,6 @@ void read(Problem& problem, std::initializer_list<std::pair<Rows*, Tensor*>> ten
   }
 }
 
-template <class Problem>
-void launch(const Problem& problem, [[maybe_unused]] const Tensor& x) {
-#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
-  check(geglu::run(problem, current_stream(x)));
-#else
-  run_parallel(problem, problem.rows * problem.hidden, 1);
-#endif
-}
-
 // up * activation(gate), contiguous, where gate and up are the halves of the last dimension of x. `activation`: the
 // number of a geglu::Activation. `gate_first`: the gate is the first half.
 Tensor geglu_halves(Tensor x, int64_t activation, bool gate_first) {
@@ -90,7 +81,7 @@ Tensor geglu_halves(Tensor x, int64_t activation, bool gate_first) {
   problem.rows = elements / problem.hidden;
   read_halves(problem, x, gate_first);
   problem.out = out.mutable_data_ptr();
-  launch(problem, x);
+  launch(problem, x, elements, 1);
   return out;
 }
 
@@ -107,7 +98,7 @@ Tensor geglu_pair(Tensor gate, Tensor up, int64_t activation) {
   problem.rows = elements / problem.hidden;
   read(problem, {{&problem.gate, &gate}, {&problem.up, &up}});
   problem.out = out.mutable_data_ptr();
-  launch(problem, gate);
+  launch(problem, gate, elements, 1);
   return out;
 }
 
@@ -131,7 +122,7 @@ Tensor geglu_halves_backward(Tensor grad, Tensor x, int64_t activation, bool gat
   problem.grad_gate = gate_first ? first : second;
   problem.grad_up = gate_first ? second : first;
   problem.stride = 2 * problem.hidden;
-  launch(problem, x);
+  launch(problem, x, elements, 1);
   return grad_x;
 }
 
@@ -152,7 +143,7 @@ std::tuple<Tensor, Tensor> geglu_pair_backward(Tensor grad, Tensor gate, Tensor 
   problem.grad_gate = grad_gate.mutable_data_ptr();
   problem.grad_up = grad_up.mutable_data_ptr();
   problem.stride = problem.hidden;
-  launch(problem, gate);
+  launch(problem, gate, elements, 1);
   return {grad_gate, grad_up};
 }
 

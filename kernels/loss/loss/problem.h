@@ -32,9 +32,9 @@ struct CrossEntropy {
 };
 
 // CUDA: launches on the current device, and returns a cudaError_t, 0 on success.
-int cross_entropy(const CrossEntropy& problem, void* stream);
+int run(const CrossEntropy& problem, void* stream);
 
 // The CPU: the rows [begin, end). The caller divides them among threads.
-void cross_entropy(const CrossEntropy& problem, int64_t begin, int64_t end);
+void run(const CrossEntropy& problem, int64_t begin, int64_t end);
 
 }  // namespace loss

@@ -54,7 +54,7 @@ INLINE void run_row(const CrossEntropy& problem, int64_t row) {
 
 }  // namespace
 
-void cross_entropy(const CrossEntropy& problem, int64_t begin, int64_t end) {
+void run(const CrossEntropy& problem, int64_t begin, int64_t end) {
   run_on_cpu(problem.type, [&](auto type) ALWAYS_INLINE {
     for (int64_t row = begin; row < end; ++row) run_row<decltype(type)>(problem, row);
   });

@@ -131,7 +131,7 @@ void launch(const CrossEntropy& problem, cudaStream_t stream) {
 
 }  // namespace
 
-int cross_entropy(const CrossEntropy& problem, void* stream) {
+int run(const CrossEntropy& problem, void* stream) {
   return dispatch_dtype(problem.type, [&](auto type) {
     using T = typename decltype(type)::Element;
     constexpr int kWidth = kVectorBytes / sizeof(T);

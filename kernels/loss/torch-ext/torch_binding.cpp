@@ -49,12 +49,7 @@ Tensor cross_entropy_(Tensor logits, Tensor target, Tensor scale, int64_t ignore
   problem.smoothing = static_cast<float>(label_smoothing);
   problem.softcap = static_cast<float>(softcap);
   problem.z_loss = static_cast<float>(z_loss);
-#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
-  check(loss::cross_entropy(problem, current_stream(logits)));
-#else
-  run_parallel(problem, problem.rows, problem.vocabulary,
-               [](const loss::CrossEntropy& of, int64_t begin, int64_t end) { loss::cross_entropy(of, begin, end); });
-#endif
+  launch(problem, logits, problem.rows, problem.vocabulary);
   return losses;
 }
 

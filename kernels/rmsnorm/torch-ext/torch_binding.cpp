@@ -4,7 +4,6 @@
 // Writes:   only tensors that it allocates, apart from add_rms_norm_, which writes x and residual.
 // Must not: compute; call anything of Torch newer than 2.10.
 #include <tuple>
-#include <type_traits>
 
 #include "kit/tensors.h"
 #include "registration.h"
@@ -22,21 +21,6 @@ rmsnorm::Weight weight_of(MaybeTensor& weight, double offset, const Tensor& x) {
   result.data = parameter_data(weight, "weight", x.size(x.dim() - 1), x, "x", &result.type);
   result.offset = weight ? static_cast<float>(offset) : 0.0f;  // without a weight there is none to add to
   return result;
-}
-
-template <class Problem>
-void launch(const Problem& problem, [[maybe_unused]] const Tensor& x) {
-#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
-  check(rmsnorm::run(problem, current_stream(x)));
-#else
-  if constexpr (std::is_same_v<Problem, rmsnorm::Forward>) {
-    run_parallel(problem, problem.rows, problem.hidden);
-  } else {
-    run_parallel(problem, problem.parts, problem.rows / problem.parts * problem.hidden);
-    if (problem.partial == nullptr) return;
-    run_parallel(problem, problem.hidden, problem.parts, rmsnorm::reduce_weight_gradient);
-  }
-#endif
 }
 
 // Checks x and weight, and returns the problem without its rows, which `run` adds.
@@ -59,7 +43,7 @@ void run(rmsnorm::Forward& problem, Tensor& x, MaybeTensor residual) {
   problem.rows = elements / problem.hidden;
   problem.x = rows_of(x);
   if (residual.has_value()) problem.residual = rows_of(*residual);
-  launch(problem, x);
+  launch(problem, x, problem.rows, problem.hidden);
 }
 
 Tensor allocate_normed(const rmsnorm::Forward& problem, const Tensor& x) {
@@ -152,7 +136,10 @@ std::tuple<Tensor, Tensor> rms_norm_backward(Tensor grad, Tensor x, MaybeTensor 
     problem.partial = static_cast<float*>(partial->mutable_data_ptr());
     problem.grad_weight = grad_weight.mutable_data_ptr();
   }
-  launch(problem, x);
+  launch(problem, x, problem.parts, problem.rows / problem.parts * hidden);
+#if !defined(CUDA_KERNEL) && !defined(ROCM_KERNEL)
+  if (weight_grad) run_parallel(problem, hidden, problem.parts, rmsnorm::reduce_weight_gradient);
+#endif
   return {grad_x, grad_weight};
 }
 

@@ -123,12 +123,12 @@ struct NormRotation {
 
 // CUDA: launch on the current device, and return a cudaError_t, 0 on success. The backward pass needs `parts` if a
 // gradient of a weight is requested.
-int norm_rotate(const NormRotation& problem, void* stream);
+int run(const NormRotation& problem, void* stream);
 int norm_rotate_backward(const NormRotation& problem, void* stream);
 
 // The CPU: compute the tokens [begin, end) of all sequences, or the parts: the gradients of q and k, and the partial
 // sums of the weights' gradients. The caller divides them among threads.
-void norm_rotate(const NormRotation& problem, int64_t begin, int64_t end);
+void run(const NormRotation& problem, int64_t begin, int64_t end);
 void norm_rotate_backward(const NormRotation& problem, int64_t begin, int64_t end);
 
 // The CPU: adds the partial sums of a side, and writes the elements [begin, end) of its weight's gradient.

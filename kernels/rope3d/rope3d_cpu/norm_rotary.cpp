@@ -153,7 +153,7 @@ INLINE void run_parts(const NormRotation& problem, int64_t begin, int64_t end) {
 
 }  // namespace
 
-void norm_rotate(const NormRotation& problem, int64_t begin, int64_t end) {
+void run(const NormRotation& problem, int64_t begin, int64_t end) {
   run_on_cpu(problem.rotation.type, [&](auto type) ALWAYS_INLINE {
     Rows<decltype(type)> rows(problem);
     rows.for_each_row(begin, end, [&]() ALWAYS_INLINE { rows.forward_row(); });

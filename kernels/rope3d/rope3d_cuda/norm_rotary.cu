@@ -184,7 +184,7 @@ void launch_reduction(const NormRotation& problem, cudaStream_t stream) {
 
 }  // namespace
 
-int norm_rotate(const NormRotation& problem, void* stream) {
+int run(const NormRotation& problem, void* stream) {
   const NormPlan plan = plan_norm(problem, false, 0);
   const cudaError_t error = dispatch_dtype(problem.rotation.type, [&](auto tag) {
     using T = typename decltype(tag)::Element;

@@ -19,7 +19,6 @@
 namespace rope3d {
 
 using namespace kit;
-using std::to_string;
 
 struct Form {
   int64_t prefix, head_dim;

@@ -46,46 +46,26 @@ NormRotation norm_problem(const Tensor& q, const MaybeTensor& k, MaybeTensor& q_
   return problem;
 }
 
-bool is_empty(const NormRotation& problem) {
-  const Rotation& rotation = problem.rotation;
-  return rotation.batch * rotation.tokens * rotation.width * (rotation.sides[0].heads + rotation.sides[1].heads) == 0;
-}
-
-#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
-
-void launch_forward(const NormRotation& problem, const Tensor& q) {
-  check(rope3d::norm_rotate(problem, current_stream(q)));
-}
-
-void launch_backward(const NormRotation& problem, const Tensor& q) {
-  check(rope3d::norm_rotate_backward(problem, current_stream(q)));
-}
-
-#else
-
-int64_t token_elements(const NormRotation& problem) {
-  const Rotation& rotation = problem.rotation;
+int64_t token_elements(const Rotation& rotation) {
   return (rotation.sides[0].heads + rotation.sides[1].heads) * rotation.width;
 }
 
-void launch_forward(const NormRotation& problem, const Tensor&) {
-  const int64_t tokens = problem.rotation.batch * problem.rotation.tokens;
-  run_parallel(problem, tokens, token_elements(problem), [](auto&&... given) { rope3d::norm_rotate(given...); });
-}
-
-void launch_backward(const NormRotation& problem, const Tensor&) {
-  const int64_t tokens = problem.rotation.batch * problem.rotation.tokens;
-  run_parallel(problem, problem.parts, tokens / problem.parts * token_elements(problem),
-               [](auto&&... given) { rope3d::norm_rotate_backward(given...); });
+void launch_backward(const NormRotation& problem, [[maybe_unused]] const Tensor& q) {
+#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
+  check(norm_rotate_backward(problem, current_stream(q)));
+#else
+  const Rotation& rotation = problem.rotation;
+  const int64_t tokens = rotation.batch * rotation.tokens;
+  run_parallel(problem, problem.parts, tokens / problem.parts * token_elements(rotation),
+               [](auto&&... given) { norm_rotate_backward(given...); });
   for (int side = 0; side < kMaxSides; ++side) {
     if (problem.norms[side].partial == nullptr) continue;
     run_parallel(
         problem, problem.row_elements(side), problem.parts,
         [side](const NormRotation& of, int64_t begin, int64_t end) { reduce_norm_weight(of, side, begin, end); });
   }
-}
-
 #endif
+}
 
 // Sets the backward pass's inputs of one side. Replaces x by a contiguous copy if the elements of its heads are not
 // adjacent. Without a gradient of the result the side is left out.
@@ -141,7 +121,8 @@ std::tuple<Tensor, Tensor> norm_rotate_op(Tensor q, MaybeTensor k, MaybeTensor q
   Rotation& rotation = problem.rotation;
   Tensor to_q = result_for(q, rotation.sides[0], rotation, form);
   Tensor to_k = k.has_value() ? result_for(*k, rotation.sides[1], rotation, form) : Tensor();
-  if (!is_empty(problem)) launch_forward(problem, q);
+  const int64_t tokens = rotation.batch * rotation.tokens, elements = token_elements(rotation);
+  if (tokens * elements > 0) launch(problem, q, tokens, elements);
   return {to_q, to_k};
 }
 
@@ -161,7 +142,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_rotate_backward_op(
   Tensor to_k = k.has_value() ? set_gradient(grad_k, "grad_k", *k, "k", problem, 1, form) : Tensor();
   Tensor of_q = weight_gradient(of_q_weight, q_weight, "q_weight", grad_q, problem.norms[0]);
   Tensor of_k = weight_gradient(of_k_weight, k_weight, "k_weight", grad_k, problem.norms[1]);
-  if (is_empty(problem)) {
+  if (problem.rotation.batch * problem.rotation.tokens * token_elements(problem.rotation) == 0) {
     if (of_q_weight) fill_with_zeros(of_q);
     if (of_k_weight) fill_with_zeros(of_k);
     return {to_q, to_k, of_q, of_k};

@@ -77,15 +77,11 @@ Rotation by_grid(const Tensor& q, const MaybeTensor& k, const GridArguments& by,
   return problem;
 }
 
-void launch(const Rotation& problem, [[maybe_unused]] const Tensor& q) {
+void launch_rotation(const Rotation& problem, const Tensor& q) {
   if (problem.batch * problem.tokens == 0 || problem.width == 0) return;
   const int64_t heads = problem.sides[0].heads + problem.sides[1].heads;
   if (heads == 0) return;
-#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
-  check(rope3d::run(problem, current_stream(q)));
-#else
-  run_parallel(problem, problem.batch * problem.tokens, heads * problem.width);
-#endif
+  launch(problem, q, problem.batch * problem.tokens, heads * problem.width);
 }
 
 void set_in_place(const Tensor& x, const char* argument, rope3d::Side& side, const Rotation& problem,
@@ -103,11 +99,11 @@ auto rotate(Rotation& problem, Tensor q, MaybeTensor k, const Form& form) {
   if constexpr (kInPlace) {
     set_in_place(q, "q", problem.sides[0], problem, form);
     if (k.has_value()) set_in_place(*k, "k", problem.sides[1], problem, form);
-    launch(problem, q);
+    launch_rotation(problem, q);
   } else {
     Tensor to_q = result_for(q, problem.sides[0], problem, form);
     Tensor to_k = k.has_value() ? result_for(*k, problem.sides[1], problem, form) : Tensor();
-    launch(problem, q);
+    launch_rotation(problem, q);
     return std::tuple(to_q, to_k);
   }
 }

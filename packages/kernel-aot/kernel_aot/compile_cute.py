@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from compile_kernels import import_module, run  # the file beside this one
+from compile_kernels import import_module, in_processes, run  # the file beside this one
 
 del sys.path[0]
 
@@ -100,19 +100,7 @@ def main() -> None:
         of_capability.setdefault(job["target"][1], []).append(job)
     count = max(1, request["processes"] // len(of_capability))
     parts = [(key, jobs[part::count]) for key, jobs in of_capability.items() for part in range(count) if jobs[part:]]
-    running = 0
-    for capability, jobs in parts:
-        if running == request["processes"]:
-            os.wait()
-            running -= 1
-        running += 1
-        if os.fork() == 0:
-            try:
-                _compile_for(capability, jobs, request)
-            finally:
-                os._exit(0)
-    for _ in range(running):
-        os.wait()
+    in_processes(parts, request["processes"], lambda part: _compile_for(part[0], part[1], request))
 
 
 def _compile_for(capability: int, jobs: list[dict[str, Any]], request: dict[str, Any]) -> None:
@@ -120,13 +108,7 @@ def _compile_for(capability: int, jobs: list[dict[str, Any]], request: dict[str,
     os.environ["CUTE_DSL_ARCH"] = f"sm_{capability}{'a' if capability >= 90 else ''}"
     import cutlass.cute  # noqa: F401  # before the placeholders, which it must not find
 
-    out = Path("out")
-    try:
-        module = import_module(Path("src"), request["package"], request["module"], ("cutlass", "cuda"))
-    except BaseException as error:
-        (out / "error.json").write_text(json.dumps({"error": f"{type(error).__name__}: {error}"}))
-        return
-    run(module, jobs, out, _compile)
+    run(import_module(request, ("cutlass", "cuda")), jobs, _compile)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,12 @@ import json
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+OUT = Path("out")
+_Part = TypeVar("_Part")
 
 
 class _Placeholder(types.ModuleType):
@@ -60,22 +63,35 @@ class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-def import_module(directory: Path, package: str, module: str, compilers: Iterable[str]) -> Any:
-    """Import a module of a package without running the package's `__init__.py`, which needs the compiled ops."""
+def import_module(request: dict[str, Any], compilers: Iterable[str]) -> Any:
+    """Import the author's module without running the package's `__init__.py`, which needs the compiled ops.
+
+    If the module cannot be imported, the error becomes the result, and the process ends.
+    """
+    package = request["package"]
     parent = types.ModuleType(package)
-    parent.__path__ = [str(directory / package)]
+    parent.__path__ = [str(Path("src", package))]
     sys.modules[package] = parent
     sys.meta_path.append(_Absent(package, *compilers))
-    return importlib.import_module(module)
+    try:
+        return importlib.import_module(request["module"])
+    except BaseException as error:
+        (OUT / "error.json").write_text(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+        sys.exit(0)
 
 
-class _Unsupported(Exception):
-    """A feature of Triton, at its first line in the author's module."""
-
-    def __init__(self, feature: str, module: Any) -> None:
-        super().__init__(f"{feature} is not supported: remove it")
-        lines = enumerate(Path(module.__file__).read_text().splitlines(), 1)
-        self.line = next((number for number, line in lines if f"{feature.rpartition('.')[2]}(" in line), None)
+def in_processes(parts: Sequence[_Part], most: int, work: Callable[[_Part], None]) -> None:
+    """Call a function with each part in a process of its own, at most `most` at a time."""
+    for number, part in enumerate(parts):
+        if number >= most:
+            os.wait()
+        if os.fork() == 0:
+            try:
+                work(part)
+            finally:
+                os._exit(0)
+    for _ in parts[:most]:
+        os.wait()
 
 
 def _compile(module: Any, job: dict[str, Any], out: Path) -> dict[str, Any]:
@@ -102,7 +118,10 @@ def _compile(module: Any, job: dict[str, Any], out: Path) -> dict[str, Any]:
     kernel = triton.compile(source, target=GPUTarget(*job["target"]), options=job["options"])
     image, text = ("hsaco", "llir") if job["target"][0] == "hip" else ("cubin", "ptx")
     if "printf" in kernel.asm[text]:
-        raise _Unsupported("tl.device_print", module)
+        lines = enumerate(Path(module.__file__).read_text().splitlines(), 1)
+        error: Any = ValueError("tl.device_print is not supported: remove it")
+        error.line = next((number for number, line in lines if "device_print(" in line), None)
+        raise error
     out.with_suffix(".cubin").write_bytes(kernel.asm[image])
     out.with_suffix(".ptx").write_text(kernel.asm[text])
     metadata = kernel.metadata
@@ -114,10 +133,10 @@ def _compile(module: Any, job: dict[str, Any], out: Path) -> dict[str, Any]:
     }
 
 
-def run(module: Any, jobs: list[dict[str, Any]], out: Path, compiled: Callable[..., dict[str, Any]]) -> None:
+def run(module: Any, jobs: list[dict[str, Any]], compiled: Callable[..., dict[str, Any]]) -> None:
     """Write the results of jobs, which a function compiles."""
     for job in jobs:
-        file = out / str(job["number"])
+        file = OUT / str(job["number"])
         try:
             result = compiled(module, job, file)
         except BaseException as error:
@@ -129,7 +148,7 @@ def run(module: Any, jobs: list[dict[str, Any]], out: Path, compiled: Callable[.
             number: int | None = getattr(node, "lineno", None)
             line = getattr(error, "line", None) if number is None else first + number - 1
             text = str(getattr(cause, "error_message", None) or cause) or type(cause).__name__
-            result = {"error": text, "type": type(cause).__name__, "line": line}
+            result = {"error": text, "line": line}
         file.with_suffix(".json").write_text(json.dumps(result))
 
 
@@ -138,24 +157,10 @@ def main() -> None:
     sys.path.insert(0, sys.argv[2])
     import triton  # noqa: F401  # before the placeholders, which it must not find
 
-    out = Path("out")
-    try:
-        module = import_module(Path("src"), request["package"], request["module"], ("triton",))
-    except BaseException as error:
-        (out / "error.json").write_text(json.dumps({"error": f"{type(error).__name__}: {error}"}))
-        return
-    count = max(1, min(request["processes"], len(request["jobs"])))
-    children = []
-    for number in range(count):
-        child = os.fork()
-        if child == 0:
-            try:
-                run(module, request["jobs"][number::count], out, _compile)
-            finally:
-                os._exit(0)
-        children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
+    module = import_module(request, ("triton",))
+    jobs = request["jobs"]
+    count = min(request["processes"], len(jobs))
+    in_processes(range(count), count, lambda number: run(module, jobs[number::count], _compile))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from kernel_aot.declaration import DTYPES, Argument, Config, Op, Parameter
 from kernel_aot.expressions import Expression
+from kernel_aot.ops import DTYPES, Argument, Config, Op
 
 _TYPES = {"Tensor": "Tensor", "int": "int64_t", "float": "double", "bool": "bool"}
 _VALUES = {
@@ -43,24 +42,21 @@ def binding(project: str, ops: Sequence[Op]) -> str:
     return "\n".join(parts) + "\n"
 
 
-def launcher(
-    op: Op, source: str, table: str = "aot::Kernel {}_kernels[]", launched: Iterable[str] | None = None
-) -> str:
+def launcher(op: Op, source: str, header: str, table: str, launch: Iterable[str]) -> str:
     """Return the function of an op, which checks, allocates, chooses a compiled kernel and launches it.
 
     Args:
         table: The declaration of the compiled kernels.
-        launched: The statements that launch a kernel of the table, after those that choose `config`; None for Triton's.
+        launch: The statements that launch a kernel of the table, after those that choose `config`.
     """
-    header = "launch.h" if launched is None else "cute.h"
-    body = [*_prepared(op), *(_launched(op) if launched is None else launched), *_returned(op)]
+    body = [*_prepared(op), *launch, *_returned(op)]
     lines = [
         f"// The op {op.name}: {op.kernel} of {source}. kernel-builder made this file of aot.toml.",
         f'#include "aot/{header}"',
         "",
         "using torch::stable::Tensor;",
         "",
-        f"extern {table.format(op.name)};",
+        f"extern {table};",
         "",
         f"{_result(op)} {op.name}({_parameters(op)}) {{",
         *(part for line in body for part in wrapped(f"  {line}".rstrip())),
@@ -97,9 +93,8 @@ def _parameters(op: Op) -> str:
 
 
 def _prepared(op: Op) -> Iterator[str]:
-    tensors = [parameter for parameter in op.parameters if parameter.kind == "Tensor"]
-    first = tensors[0].name
-    yield from _checks(op, tensors)
+    first = op.first_tensor
+    yield from _checks(op)
     yield ""
     yield f"const aot::Device device({first}.get_device_index());"
     for output in op.outputs:
@@ -115,40 +110,10 @@ def _prepared(op: Op) -> Iterator[str]:
     yield from _configs(op)
 
 
-def _launched(op: Op) -> Iterator[str]:
-    first = first_tensor(op)
-    addresses = []
-    for argument in op.arguments:
-        if argument.type != "1":
-            yield from stored(op, argument)
-            value = f"&{argument.name}_value"
-            narrow = f"wide ? static_cast<void*>({value}) : &{argument.name}_narrow"
-            addresses.append(narrow if argument.type == "int" else value)
-    index = configuration(op)
-    if op.hints[1:]:
-        yield f"int hints = {len(op.hints) - 1};"
-        for number in reversed(range(len(op.hints) - 1)):
-            chosen = [argument for argument in op.arguments if argument.name in op.hints[number]]
-            tests = [f"aot::divisible({a.name}{'_value' if a.is_tensor else ''})" for a in chosen]
-            yield f"if ({' && '.join(tests)}) hints = {number};"
-        index = f"({index}) * {len(op.hints)} + hints"
-    wide = [argument for argument in op.arguments if argument.type == "int"]
-    if wide:
-        yield f"const bool wide = !({' && '.join(f'aot::is_int32({argument.name})' for argument in wide)});"
-        index = f"({index}) * 2 + (wide ? 1 : 0)"
-    yield f"void* arguments[] = {{{', '.join([*addresses, 'nullptr', 'nullptr'])}}};"
-    yield f"aot::launch({op.name}_kernels[{index}], {first}, grid[0], grid[1], grid[2], arguments);"
-
-
 def _returned(op: Op) -> Iterator[str]:
     if op.results:
         names = ", ".join(output.name for output in op.outputs)
         yield f"return {names};" if op.results == 1 else f"return {{{names}}};"
-
-
-def first_tensor(op: Op) -> str:
-    """Return the argument whose device and stream the op uses."""
-    return next(parameter.name for parameter in op.parameters if parameter.kind == "Tensor")
 
 
 def configuration(op: Op) -> str:
@@ -156,15 +121,14 @@ def configuration(op: Op) -> str:
     return f"dtype * {len(op.configs)} + config" if len(op.dtypes) > 1 else "config"
 
 
-def _checks(op: Op, tensors: Sequence[Parameter]) -> Iterator[str]:
-    first = tensors[0].name
-    for parameter in tensors:
-        yield f'aot::check_device({parameter.name}, "{parameter.name}", {first}, "{first}");'
-    of_dtype = ""
-    names = {parameter.name for parameter in tensors}
+def _checks(op: Op) -> Iterator[str]:
+    """Yield the checks of the tensors, and the conditions of aot.toml."""
+    first, of_dtype = op.first_tensor, ""
+    for name in op.tensors:
+        yield f'aot::check_device({name}, "{name}", {first}, "{first}");'
     for argument in op.arguments:
         tensor = argument.value.cpp
-        if not argument.is_tensor or tensor not in names:
+        if tensor not in op.tensors:
             continue
         if argument.type == "*T" and not of_dtype:
             of_dtype = tensor
@@ -179,20 +143,7 @@ def _checks(op: Op, tensors: Sequence[Parameter]) -> Iterator[str]:
             yield f'aot::check_dtype({tensor}, "{tensor}", aot::dtype_{dtype}(), "{dtype}");'
     yield from (f'aot::check_contiguous({name}, "{name}");' for name in op.contiguous)
     for condition in op.requires:
-        yield f'aot::require({condition.cpp}, "{condition.python}", {{{", ".join(_sides(condition))}}});'
-
-
-def _sides(condition: Expression) -> list[str]:
-    """Return the two sides of a comparison of integers, whose values its error shows."""
-    tree = ast.parse(condition.python, mode="eval").body
-    left, operator, right = condition.cpp.partition(f" {_symbol(tree)} ") if _symbol(tree) else ("", "", "")
-    return [left, right] if operator and "dtype" not in condition.cpp and "?" not in condition.cpp else []
-
-
-def _symbol(tree: ast.expr) -> str:
-    single = isinstance(tree, ast.Compare) and len(tree.ops) == 1
-    names = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
-    return names[type(tree.ops[0])] if isinstance(tree, ast.Compare) and single else ""
+        yield f'aot::require({condition.cpp}, "{condition.python}", {{{", ".join(condition.sides)}}});'
 
 
 def _values(op: Op) -> Iterator[str]:

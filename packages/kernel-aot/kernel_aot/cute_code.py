@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernel_aot import cpp_code, cute_declaration, images
-from kernel_aot.cute_declaration import STREAM, CuteOp, CuteReader
+from kernel_aot import cute_reader, images
+from kernel_aot.cpp_code import configuration, launcher, stored
 from kernel_aot.cute_host import Host, translate
+from kernel_aot.cute_reader import STREAM, CuteOp, CuteReader
 from kernel_aot.images import Cubin
-from kernel_aot.language import Language, read_output, shared_memory
+from kernel_aot.language import Language, shared_memory
+from kernel_aot.ops import Argument
 from kernel_aot.triton import TRITON
 from kernel_format.errors import ConfigError
 
@@ -32,10 +34,9 @@ class Compiled:
         return shared_memory(self.capability) if self.host.shared is None else self.host.shared
 
 
-def _read(capability: int, result: dict[str, Any], file: Path, source: Path) -> Compiled:
-    image = read_output(file.with_suffix(".cubin"))
-    host = translate(result["host"], result["kernels"], str(source))
-    return Compiled(capability, image, tuple(result["kernels"]), host)
+def _read(capability: int, result: dict[str, Any], outputs: Sequence[bytes], source: str) -> Compiled:
+    host = translate(result["host"], result["kernels"], source)
+    return Compiled(capability, outputs[0], tuple(result["kernels"]), host)
 
 
 def _sources(
@@ -79,14 +80,14 @@ def _sources(
         "};",
     ]
     return {
-        f"{op.name}.cpp": cpp_code.launcher(op, source, "const aot::Host {}_hosts[]", _launched(op)),
+        f"{op.name}.cpp": launcher(op, source, "cute.h", f"const aot::Host {op.name}_hosts[]", _launch(op)),
         f"{op.name}_host.cpp": "\n".join(host) + "\n",
         f"{op.name}_cubins.cpp": images.images(op, table),
     }
 
 
 def _check_arguments(op: CuteOp, host: Host, source: str) -> None:
-    """Check that the compiled function takes tensors as `_launched` lays them out."""
+    """Check that the compiled function takes tensors as `_launch` lays them out."""
     for name, kind in zip(op.inputs, host.arguments, strict=False):
         sizes, strides = (len(op.dynamic_sizes(name)), len(op.layouts[name]) - 1) if name in op.layouts else (0, 0)
         after = 8 + -(-4 * sizes // 8) * 8
@@ -100,32 +101,33 @@ def _check_arguments(op: CuteOp, host: Host, source: str) -> None:
             )
 
 
-def _launched(op: CuteOp) -> Iterator[str]:
+def _launch(op: CuteOp) -> Iterator[str]:
     """Yield the statements that call the host function of the chosen configuration."""
-    first = cpp_code.first_tensor(op)
     for argument in op.arguments:
-        yield from cpp_code.stored(op, argument)
+        yield from stored(op, argument)
         if argument.name in op.layouts:
-            tensor = argument.value.cpp
-            sizes = [
-                f'aot::int32(aot::size({tensor}, {at}), "{tensor}.size({at})")'
-                for at in op.dynamic_sizes(argument.name)
-            ]
-            strides = [f"aot::stride({tensor}, {at})" for at in range(len(op.layouts[argument.name]) - 1)]
-            for at, stride in enumerate(strides if argument.is_divisible else ()):
-                size = f"{stride} * aot::element_size({tensor})"
-                text = f"the bytes of {tensor}.stride({at}) to be divisible by 16"
-                yield f'aot::require(aot::divisible({size}), "{text}", {{{size}}});'
-            members = [("const void* data", f"{argument.name}_value")]
-            members += [(f"int32_t sizes[{len(sizes)}]", f"{{{', '.join(sizes)}}}")] if sizes else []
-            members += [(f"int64_t strides[{len(strides)}]", f"{{{', '.join(strides)}}}")] if strides else []
-            declared, values = zip(*members, strict=True)
-            yield f"const struct {{ {'; '.join(declared)}; }} {argument.name}_tensor = {{{', '.join(values)}}};"
-    yield f"const void* {STREAM}_value = aot::current_stream({first});"
+            yield from _tensor(op, argument)
+    yield f"const void* {STREAM}_value = aot::current_stream({op.first_tensor});"
     inputs = [f"&{name}_tensor" if name in op.layouts else f"&{name}_value" for name in op.inputs]
     yield f"const void* arguments[] = {{{', '.join(inputs)}}};"
-    yield f"const aot::Host& host = {op.name}_hosts[{cpp_code.configuration(op)}];"
-    yield f"host.function(host.kernels, {first}.get_device_index(), arguments);"
+    yield f"const aot::Host& host = {op.name}_hosts[{configuration(op)}];"
+    yield f"host.function(host.kernels, {op.first_tensor}.get_device_index(), arguments);"
+
+
+def _tensor(op: CuteOp, argument: Argument) -> Iterator[str]:
+    """Yield the checks of a tensor's strides, and the struct that the host function takes."""
+    tensor, name = argument.value.cpp, argument.name
+    sizes = [f'aot::int32(aot::size({tensor}, {at}), "{tensor}.size({at})")' for at in op.dynamic_sizes(name)]
+    strides = [f"aot::stride({tensor}, {at})" for at in range(len(op.layouts[name]) - 1)]
+    for at, stride in enumerate(strides if argument.is_divisible else ()):
+        size = f"{stride} * aot::element_size({tensor})"
+        text = f"the bytes of {tensor}.stride({at}) to be divisible by 16"
+        yield f'aot::require(aot::divisible({size}), "{text}", {{{size}}});'
+    members = [("const void* data", f"{name}_value")]
+    members += [(f"int32_t sizes[{len(sizes)}]", f"{{{', '.join(sizes)}}}")] if sizes else []
+    members += [(f"int64_t strides[{len(strides)}]", f"{{{', '.join(strides)}}}")] if strides else []
+    declared, values = zip(*members, strict=True)
+    yield f"const struct {{ {'; '.join(declared)}; }} {name}_tensor = {{{', '.join(values)}}};"
 
 
 CUTE_DSL = Language(
@@ -134,7 +136,8 @@ CUTE_DSL = Language(
     headers=(*TRITON.headers, "cute.h"),
     reader=CuteReader,
     left_out=re.compile(r"^(import|from) (cutlass|cuda)\b", re.MULTILINE),
-    job=cute_declaration.job,
+    job=cute_reader.job,
+    outputs=(".cubin",),
     read=_read,
     sources=_sources,
 )

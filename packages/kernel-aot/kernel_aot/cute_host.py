@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kernel_aot.cpp_code import wrapped
+from kernel_aot.llvm_types import Type, parse_type
 from kernel_format.errors import ConfigError
 
 # The operations that compute one value, with signed operands as `s`.
@@ -31,68 +32,6 @@ _IGNORED = ("intr.lifetime.start", "intr.lifetime.end", "intr.assume", "unreacha
 _DYNAMIC = -(2**31)  # an index that is an operand
 # cudaLaunchConfig_t, whose third member is the size of dynamic shared memory, and the fourth the stream.
 _CONFIGURATION = "!llvm.struct<(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32)>"
-
-
-class Type(NamedTuple):
-    """A type of LLVM, with the name of a scalar in C++."""
-
-    size: int
-    align: int
-    cpp: str
-    parts: tuple[Type, ...] = ()
-    offsets: tuple[int, ...] = ()
-    length: int = 0  # of an array's elements
-
-    def inside(self, path: Sequence[int]) -> tuple[int, Type]:
-        """Return the offset of a part of a part, and its type."""
-        offset, kind = 0, self
-        for index in path:
-            offset += index * kind.parts[0].size if kind.length else kind.offsets[index]
-            kind = kind.parts[0 if kind.length else index]
-        return offset, kind
-
-    def scalars(self, start: int = 0) -> Iterator[tuple[int, str]]:
-        """Yield the scalars of a struct with their offsets."""
-        if not self.offsets:
-            yield from [(start, self.cpp)] if self.size else []
-        for offset, part in zip(self.offsets, self.parts, strict=True):
-            yield from part.scalars(start + offset)
-
-
-def parse_type(text: str) -> Type:
-    """Return a type of its text in MLIR.
-
-    Raises:
-        ValueError: If it is not a number, pointer, struct or array.
-    """
-    text = text.strip().removeprefix("!llvm.")
-    if re.fullmatch(r"ptr(<\d+>)?", text):
-        return Type(8, 8, "char*")
-    if match := re.fullmatch(r"i(1|8|16|32|64)|f(32|64)", text):
-        bits = int(match[1] or match[2])
-        size = -(-bits // 8)
-        return Type(size, size, {"i1": "bool", "f32": "float", "f64": "double"}.get(text, f"uint{bits}_t"))
-    if match := re.fullmatch(r"array<(\d+) x (.*)>", text):
-        part, count = parse_type(match[2]), int(match[1])
-        return Type(count * part.size, part.align, f"aot::Bytes<{count * part.size}>", (part,), length=count)
-    if match := re.fullmatch(r"struct<\((.*)\)>", text):
-        parts, offsets, end = tuple(map(parse_type, _split(match[1]))), [], 0
-        align = max((part.align for part in parts), default=1)
-        for part in parts:
-            offsets.append(-(-end // part.align) * part.align)
-            end = offsets[-1] + part.size
-        size = -(-end // align) * align
-        return Type(size, align, f"aot::Bytes<{size}>", parts, tuple(offsets))
-    raise ValueError(f"the type {text}")
-
-
-def _split(text: str) -> Iterator[str]:
-    depth, start = 0, 0
-    for position, character in enumerate(text + ","):
-        depth += (character in "<(") - (character in ">)")
-        if character == "," and depth == 0 and text:
-            yield text[start:position]
-            start = position + 1
 
 
 class Host(NamedTuple):
@@ -165,7 +104,7 @@ class _Translator:
 
     def variable(self, name: str, text: str) -> Type:
         kind = parse_type(text)
-        self.variables.setdefault(_declared(kind), []).append(f"v{name}")
+        self.variables.setdefault(kind.declared, []).append(f"v{name}")
         return kind
 
     def statements(self, operation: Mapping[str, Any]) -> Iterator[str]:
@@ -184,7 +123,7 @@ class _Translator:
             if attributes["global_name"] in self.kernels:
                 self.handles[result] = self.kernels[attributes["global_name"]]
         elif name in ("mlir.undef", "mlir.poison", "mlir.zero"):
-            self.constants[result] = f"{_declared(parse_type(text))}{{}}"
+            self.constants[result] = f"{parse_type(text).declared}{{}}"
         elif name == "load" and names[0] in self.handles:
             self.handles[result] = self.handles[names[0]]
         elif name == "store":
@@ -279,10 +218,6 @@ class _Translator:
             if index == _DYNAMIC:
                 terms.append(f"{size} * static_cast<int64_t>(aot::as_signed({next(operands)}))")
         return " + ".join([*terms, str(offset)] if offset else terms)
-
-
-def _declared(kind: Type) -> str:
-    return kind.cpp.replace("char*", "aot::Pointer")
 
 
 def _constant(text: str, kind: Type) -> str:

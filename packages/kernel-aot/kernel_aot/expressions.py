@@ -35,11 +35,13 @@ class Expression:
     Attributes:
         python: Its text, as in aot.toml.
         kind: The type of its value: `int`, `float`, `bool`, `Tensor` or `dtype`.
+        sides: The sides of a comparison of integers in C++.
     """
 
     python: str
     cpp: str
     kind: str
+    sides: tuple[str, ...] = ()
 
 
 def translate(text: str | int, scope: Mapping[str, str], where: str) -> Expression:
@@ -56,8 +58,13 @@ def translate(text: str | int, scope: Mapping[str, str], where: str) -> Expressi
         tree = ast.parse(str(text), mode="eval").body
     except (SyntaxError, ValueError, RecursionError) as error:
         raise ConfigError(f"{text!r} is not an expression: {error}", where=where, hint=_HINT) from error
-    cpp, kind = _Translator(scope, where).of(tree)
-    return Expression(str(text), cpp[1:-1] if cpp.startswith("(") and _encloses(cpp) else cpp, kind)
+    translator = _Translator(scope, where)
+    cpp, kind = translator.of(tree)
+    sides = []
+    if isinstance(tree, ast.Compare) and len(tree.ops) == 1:
+        sides = [translator.of(side) for side in (tree.left, tree.comparators[0])]
+    shown = tuple(side for side, _ in sides) if all(kind == "int" for _, kind in sides) else ()
+    return Expression(str(text), cpp[1:-1] if cpp.startswith("(") else cpp, kind, shown)
 
 
 def is_plain(text: str) -> bool:
@@ -70,16 +77,6 @@ _HINT = (
     "expressions have arguments of the op, integers, x.size(i), x.stride(i), x.numel(), x.dim(), + - * // %, "
     "comparisons, and, or, not, `a if c else b`, min, max, cdiv and next_power_of_2"
 )
-
-
-def _encloses(text: str) -> bool:
-    """Return whether the first parenthesis of a text closes at its end."""
-    depth = 0
-    for position, character in enumerate(text):
-        depth += (character == "(") - (character == ")")
-        if depth == 0:
-            return position == len(text) - 1
-    return False
 
 
 class _Translator:

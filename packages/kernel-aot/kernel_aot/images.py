@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from kernel_aot.declaration import Op
+from kernel_aot.ops import Op
 
 # Capabilities that only compilers of CUDA 13 are pinned for. The numbers of AMD's architectures are larger.
 _NEWER = range(100, 0x900)
@@ -36,27 +36,22 @@ class Cubin:
 
 def images(op: Op, cubins: Sequence[Sequence[Cubin]]) -> str:
     """Return the table of an op's compiled kernels, with the machine code."""
-    lines = [
-        f"// The machine code of {op.kernel}. kernel-builder made this file of aot.toml.",
-        '#include "aot/images.h"',
-        "",
-        "namespace {",
-        "",
-    ]
+    head = f"// The machine code of {op.kernel}. kernel-builder made this file of aot.toml."
+    lines = [head, '#include "aot/images.h"', "", "namespace {", ""]
     names: dict[bytes, str] = {}
     newer = {cubin.image for cubin in chain(*cubins) if cubin.capability in _NEWER}
     for cubin in chain(*cubins):
         if cubin.image not in names:
             names[cubin.image] = f"image_{len(names)}"
-            lines += _guarded([_array(names[cubin.image], cubin.image)], cubin.image in newer)
+            lines += _guarded(_array(names[cubin.image], cubin.image), cubin.image in newer)
     lines.append("")
     for number, row in enumerate(cubins):
         lines.append(f"const aot::Image images_{number}[] = {{")
         for cubin in row:
             is_ptx = str(cubin.is_ptx).lower()
             values = [cubin.capability, is_ptx, names[cubin.image], cubin.shared, cubin.scratch]
-            lines += _guarded([f"    {{{', '.join(map(str, values))}}},"], cubin.capability in _NEWER)
-        lines += ["};"]
+            lines += _guarded(f"    {{{', '.join(map(str, values))}}},", cubin.capability in _NEWER)
+        lines.append("};")
     lines += ["", "}  // namespace", "", f"aot::Kernel {op.name}_kernels[] = {{"]
     for number, row in enumerate(cubins):
         count = f"sizeof(images_{number}) / sizeof(aot::Image)"
@@ -65,8 +60,8 @@ def images(op: Op, cubins: Sequence[Sequence[Cubin]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _guarded(lines: list[str], newer: bool) -> list[str]:
-    return ["#if CUDART_VERSION >= 13000", *lines, "#endif"] if newer else lines
+def _guarded(text: str, newer: bool) -> list[str]:
+    return ["#if CUDART_VERSION >= 13000", text, "#endif"] if newer else [text]
 
 
 def _array(name: str, content: bytes) -> str:

@@ -1,16 +1,15 @@
-"""The languages of kernels, and the files through which their compilers are asked: a request, and results."""
+"""The languages of kernels, and the requests to their compilers."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from kernel_aot.declaration import Reader, Variant
-from kernel_format.errors import BuildError, ConfigError
+from kernel_aot.ops import Variant
+from kernel_aot.table_reader import Reader
 
 # Number of an architecture -> bytes of shared memory that a block may use.
 _SHARED = {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 120: 101_376, 121: 101_376, 0x950: 163_840}
@@ -39,7 +38,8 @@ class Language(Generic[Kernel]):
         reader: The class that reads the ops' tables.
         left_out: Matches modules that only kernels need, and that the generated project does not have.
         job: A variant -> its part of the request.
-        read: The architecture's number, the script's result, its file, and the source -> the compiled kernel.
+        outputs: The suffixes of the files that a job has besides its result.
+        read: The architecture's number, a job's result, the files of `outputs`, and the source -> the compiled kernel.
         sources: An op, its compiled variants for each architecture, the source, and aot.toml -> the C++ files.
     """
 
@@ -49,7 +49,8 @@ class Language(Generic[Kernel]):
     reader: type[Reader]
     left_out: re.Pattern[str] | None
     job: Callable[[Variant], dict[str, Any]]
-    read: Callable[[int, dict[str, Any], Path, Path], Kernel]
+    outputs: tuple[str, ...]
+    read: Callable[[int, dict[str, Any], Sequence[bytes], str], Kernel]
     sources: Callable[[Any, Sequence[Sequence[Kernel]], str, Mapping[str, Any]], dict[str, str]]
 
 
@@ -85,51 +86,3 @@ def request(
 def _target(arch: str) -> tuple[str, str | int, int]:
     """Return the arguments of Triton's GPUTarget. AMD's compiler replaces the size of a warp where it is another."""
     return ("hip", arch, 64) if arch.startswith("gfx") else ("cuda", arch_number(arch), 32)
-
-
-def results(
-    language: Language[Kernel], out: Path, pairs: Sequence[tuple[Variant, str]], source: Path
-) -> Iterator[Kernel]:
-    """Yield the compiled kernels of a request in the order of its pairs, from the directory `out/` beside it.
-
-    Raises:
-        BuildError: If the program ended early, or wrote something other than files.
-        ConfigError: If a kernel cannot be compiled for an architecture.
-    """
-    if (out / "error.json").exists():
-        error = json.loads(read_output(out / "error.json"))["error"]
-        raise ConfigError(
-            f"cannot be imported with {language.title} alone: {error}",
-            where=str(source),
-            hint="keep code that needs other modules at import out of the module with the kernels",
-        )
-    for number, (variant, arch) in enumerate(pairs):
-        file = out / f"{number}.json"
-        is_amd = arch.startswith("gfx")
-        title = f"{variant.label} for {'' if is_amd else 'capability '}{arch}"
-        if not file.exists():
-            raise BuildError(f"{language.title}'s process ended while it compiled {title}", where=str(source))
-        result: dict[str, Any] = json.loads(read_output(file))
-        if error := result.get("error"):
-            line = f":{result['line']}" if result["line"] else ""
-            raise ConfigError(
-                f"{variant.op.kernel} does not compile, {title}: {error}",
-                where=f"{source}{line}",
-                hint="correct the kernel, or its types and values in aot.toml",
-            )
-        kernel = language.read(arch_number(arch), result, file, source)
-        if kernel.shared > (limit := shared_memory(arch_number(arch))):
-            raise ConfigError(
-                f"{title} needs {kernel.shared} bytes of shared memory, and a block has {limit}",
-                where=str(source),
-                hint=f"use smaller blocks or a smaller num_stages, or leave {arch} out of "
-                + ("`rocm_archs` in build.toml" if is_amd else "`capabilities` in aot.toml"),
-            )
-        yield kernel
-
-
-def read_output(path: Path) -> bytes:
-    """Return the content of a file that the author's code may have replaced by a link to a private one."""
-    if path.resolve() != path.parent.parent.resolve() / path.parent.name / path.name or not path.is_file():
-        raise BuildError("is no file of the sandbox", where=str(path), hint="remove code that links files at import")
-    return path.read_bytes()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Sequence
 
-from kernel_aot.declaration import Op, Output
+from kernel_aot.ops import Op, Output
 from kernel_format.errors import ConfigError
 
 _HEAD = '''"""{doc}
@@ -66,29 +67,25 @@ def _function(op: Op, author: ast.FunctionDef | None) -> str:
         returns = f" -> {ast.unparse(author.returns)}" if author.returns else ""
         signature = f"({ast.unparse(author.args)}){returns}"
         doc = ast.get_docstring(author) or ""
-    body = [f"def {op.name}{signature}:"]
-    if doc:
-        body += [f'    """{doc}"""' if "\n" not in doc else '    """' + doc.replace("\n", "\n    ") + '\n    """']
-    body += [f"    return ops.{op.name}({names})"]
-    return "\n".join(line.rstrip() for line in "\n".join(body).split("\n")) + "\n"
+    lines = [f'"""{doc}' + ("\n" if "\n" in doc else "") + '"""'] if doc else []
+    lines.append(f"return ops.{op.name}({names})")
+    return f"def {op.name}{signature}:\n" + textwrap.indent("\n".join(lines), "    ") + "\n"
 
 
 def _parameters(op: Op) -> str:
     kinds = {"Tensor": "torch.Tensor"}
-    return ", ".join(
-        f"{p.name}: {kinds.get(p.kind, p.kind)}" + (f" = {p.default}" if p.default else "") for p in op.parameters
-    )
+    defaults = {p.name: f" = {p.default}" for p in op.parameters if p.default}
+    return ", ".join(f"{p.name}: {kinds.get(p.kind, p.kind)}{defaults.get(p.name, '')}" for p in op.parameters)
 
 
 def _fake(op: Op) -> str:
-    first = next(parameter.name for parameter in op.parameters if parameter.kind == "Tensor")
     lines = [
         f'torch.library.impl(add_op_namespace_prefix("{op.name}"), "CPU")(_refuse)',
         "",
         "",
         f'@torch.library.register_fake(add_op_namespace_prefix("{op.name}"))',
         f"def _fake_{op.name}({_parameters(op)}):",
-        *(f"    {output.name} = {_allocation(output, first)}" for output in op.outputs),
+        *(f"    {output.name} = {_allocation(output, op.first_tensor)}" for output in op.outputs),
     ]
     names = [output.name for output in op.outputs]
     lines += [f"    return {', '.join(names)}" if names else "    return None"]
@@ -97,18 +94,8 @@ def _fake(op: Op) -> str:
 
 def _allocation(output: Output, first: str) -> str:
     kind = "zeros" if output.zeros else "empty"
-    dtype = f"dtype={_dtype(output)}" if output.dtype else ""
+    options = [f"dtype={'' if '.' in output.dtype.python else 'torch.'}{output.dtype.python}"] if output.dtype else []
     if output.like:
-        return f"torch.{kind}_like({', '.join(filter(None, [output.like, dtype]))})"
-    sizes = "".join(f"{text}, " for text in _sizes(output))
-    return f"torch.{kind}(({sizes.strip()}), {dtype}, device={first}.device)"
-
-
-def _sizes(output: Output) -> Iterator[str]:
-    yield from (size.python for size in output.sizes)
-
-
-def _dtype(output: Output) -> str:
-    assert output.dtype is not None
-    text = output.dtype.python
-    return text if "." in text else f"torch.{text}"
+        return f"torch.{kind}_like({', '.join([output.like, *options])})"
+    sizes = " ".join(f"{size.python}," for size in output.sizes)
+    return f"torch.{kind}(({sizes}), {', '.join([*options, f'device={first}.device'])})"

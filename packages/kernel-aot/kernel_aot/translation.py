@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernel_aot import cpp_code, declaration, python_code
+from kernel_aot import cpp_code, python_code
 from kernel_aot.cute_code import CUTE_DSL
-from kernel_aot.declaration import Op, variants
 from kernel_aot.language import CompiledKernel, Language
+from kernel_aot.ops import Op, variants
+from kernel_aot.syntax import read_functions
 from kernel_aot.triton import TRITON
 
 _HEADERS = Path(__file__).with_name("headers")
@@ -31,7 +32,10 @@ def read_ops(root: Path, tables: Mapping[str, Any]) -> tuple[Op, ...]:
     Raises:
         ConfigError: If a table does not fit its kernel, or has an expression that is none.
     """
-    return declaration.read_ops(root, tables, select_language(tables).reader)
+    source = root / tables["source"]
+    functions = read_functions(source)
+    read = select_language(tables).reader
+    return tuple(read(root / "aot.toml", source, functions, name, op).read() for name, op in tables["op"].items())
 
 
 def sources(

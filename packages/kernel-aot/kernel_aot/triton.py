@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kernel_aot import cpp_code, images
-from kernel_aot.declaration import Op, Reader, Variant
+from kernel_aot import images
+from kernel_aot.cpp_code import configuration, launcher, stored
 from kernel_aot.images import Cubin
-from kernel_aot.language import Language, read_output
+from kernel_aot.language import Language
+from kernel_aot.ops import Op, Variant
+from kernel_aot.table_reader import Reader
 
 
 def _job(variant: Variant) -> dict[str, Any]:
@@ -22,14 +24,14 @@ def _job(variant: Variant) -> dict[str, Any]:
     }
 
 
-def _read(capability: int, result: dict[str, Any], file: Path, source: Path) -> Cubin:
-    image, text = read_output(file.with_suffix(".cubin")), read_output(file.with_suffix(".ptx")) + b"\0"
-    return Cubin(capability, is_ptx=False, image=image, **result, ptx=text)
+def _read(capability: int, result: dict[str, Any], outputs: Sequence[bytes], source: str) -> Cubin:
+    return Cubin(capability, is_ptx=False, image=outputs[0], **result, ptx=outputs[1] + b"\0")
 
 
 def _sources(op: Op, compiled: Sequence[Sequence[Cubin]], source: str, tables: Mapping[str, Any]) -> dict[str, str]:
     rows = [_with_ptx(row) for row in compiled] if tables.get("ptx") else compiled
-    return {f"{op.name}.cpp": cpp_code.launcher(op, source), f"{op.name}_cubins.cpp": images.images(op, rows)}
+    code = launcher(op, source, "launch.h", f"aot::Kernel {op.name}_kernels[]", _launch(op))
+    return {f"{op.name}.cpp": code, f"{op.name}_cubins.cpp": images.images(op, rows)}
 
 
 def _with_ptx(cubins: Sequence[Cubin]) -> tuple[Cubin, ...]:
@@ -39,6 +41,31 @@ def _with_ptx(cubins: Sequence[Cubin]) -> tuple[Cubin, ...]:
     return (*cubins, *([replace(newest, is_ptx=True, image=newest.ptx)] if newest else []))
 
 
+def _launch(op: Op) -> Iterator[str]:
+    """Yield the statements that choose a compilation by the arguments, and launch it."""
+    addresses = []
+    for argument in op.arguments:
+        if argument.type != "1":
+            yield from stored(op, argument)
+            value = f"&{argument.name}_value"
+            narrow = f"wide ? static_cast<void*>({value}) : &{argument.name}_narrow"
+            addresses.append(narrow if argument.type == "int" else value)
+    index = configuration(op)
+    if op.hints[1:]:
+        yield f"int hints = {len(op.hints) - 1};"
+        for number in reversed(range(len(op.hints) - 1)):
+            chosen = [argument for argument in op.arguments if argument.name in op.hints[number]]
+            tests = [f"aot::divisible({a.name}{'_value' if a.is_tensor else ''})" for a in chosen]
+            yield f"if ({' && '.join(tests)}) hints = {number};"
+        index = f"({index}) * {len(op.hints)} + hints"
+    wide = [argument for argument in op.arguments if argument.type == "int"]
+    if wide:
+        yield f"const bool wide = !({' && '.join(f'aot::is_int32({argument.name})' for argument in wide)});"
+        index = f"({index}) * 2 + (wide ? 1 : 0)"
+    yield f"void* arguments[] = {{{', '.join([*addresses, 'nullptr', 'nullptr'])}}};"
+    yield f"aot::launch({op.name}_kernels[{index}], {op.first_tensor}, grid[0], grid[1], grid[2], arguments);"
+
+
 TRITON = Language(
     title="Triton",
     programs=(Path(__file__).with_name("compile_kernels.py"),),
@@ -46,6 +73,7 @@ TRITON = Language(
     reader=Reader,
     left_out=None,
     job=_job,
+    outputs=(".cubin", ".ptx"),
     read=_read,
     sources=_sources,
 )

@@ -25,9 +25,8 @@ git/                 one repository
   commits.py         writing commits, merging pull requests
   owned_files.py     the large files that a repository owns
   refs.py            branches, tags and pull requests
-  history.py         commits of a revision
   tree_changes.py    the changes of a commit, applied to a tree
-  trees.py           files and folders of a revision
+  revisions.py       files, folders and history of a revision
   configuration.py   values in a repository's configuration
   objects.py         values read from git and written to it
   ignore.py          the files that a .gitignore excludes

@@ -78,11 +78,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(HTTPException, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse_invalid)
     app.add_exception_handler(ClientDisconnect, _gone)
-    app.add_exception_handler(OSError, _fail)
-    app.add_exception_handler(pygit2.GitError, _fail)
-    app.add_exception_handler(sqlite3.Error, _fail)
-    app.add_exception_handler(ConfigError, _fail)
-    app.add_exception_handler(Exception, _fail)
+    for failure in (OSError, pygit2.GitError, sqlite3.Error, ConfigError, Exception):
+        app.add_exception_handler(failure, _fail)
     app.add_middleware(BodyLimits, limits=settings.limits)
     if settings.token_file is None:
         # Any token may write. A web page whose host name resolves to loopback must not reach the Hub through a browser.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ ROOT = click.option(
     show_default=True,
     help="The directory of the Hub.",
 )
-TOKEN_FILE = click.option(
+TOKEN_FILE = partial(
+    click.option,
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
     help="The token file that `kernel-hub token add` writes.",
@@ -56,7 +58,7 @@ def main() -> None:
 @ROOT
 @click.option("--host", default="127.0.0.1", show_default=True, help="The host name or address to listen on.")
 @click.option("--port", default=0, type=click.IntRange(0, 65535), help="The port; 0 chooses a free one.")
-@TOKEN_FILE
+@TOKEN_FILE()
 @click.option("--read-only", is_flag=True, help="Refuse every change.")
 @click.option("--trust", "trusted", multiple=True, metavar="ORG", help="Kernels of ORG load without trust_remote_code.")
 @click.option(
@@ -174,12 +176,6 @@ def gc(root: Path, days: float, dry_run: bool, as_json: bool) -> None:
         click.echo(f"{size / 1e6:.1f} MB {'would be freed' if dry_run else 'freed'}")
 
 
-def _token_file(path: Path | None) -> Path:
-    if path is None:
-        raise ConfigError("expected a token file", where="--token-file", hint="--token-file hub-tokens.json")
-    return path
-
-
 @main.group()
 def token() -> None:
     """Manage the tokens that may read and write.
@@ -210,14 +206,14 @@ def token() -> None:
     help="For a proxy with single sign-on: the users of GROUP read ORG's private kernels.",
 )
 @click.option("--expires", metavar="DAY|DAYSd", help="The end of the token: 2030-01-31, or 90d.  [default: never]")
-@TOKEN_FILE
+@TOKEN_FILE(required=True)
 def add(
     name: str,
     read: tuple[str, ...],
     write: tuple[str, ...],
     groups: tuple[str, ...],
     expires: str | None,
-    token_file: Path | None,
+    token_file: Path,
 ) -> None:
     """Create a token and print it.
 
@@ -228,22 +224,22 @@ def add(
     kernel-hub token add ci --write my-org/my-kernel --expires 90d --token-file tokens.json
     """
     end = tokens.parse_end(expires) if expires else None
-    click.echo(tokens.add(_token_file(token_file), name, read=read, write=write, groups=groups, expires=end))
+    click.echo(tokens.add(token_file, name, read=read, write=write, groups=groups, expires=end))
 
 
 @token.command()
 @click.argument("name")
-@TOKEN_FILE
-def remove(name: str, token_file: Path | None) -> None:
+@TOKEN_FILE(required=True)
+def remove(name: str, token_file: Path) -> None:
     """Remove a token; running servers refuse it from then on."""
-    tokens.remove(_token_file(token_file), name)
+    tokens.remove(token_file, name)
 
 
 @token.command("list")
-@TOKEN_FILE
-def list_tokens(token_file: Path | None) -> None:
+@TOKEN_FILE(required=True)
+def list_tokens(token_file: Path) -> None:
     """List the tokens, their scopes and their ends."""
-    for known in tokens.TokenFile(_token_file(token_file)).tokens():
+    for known in tokens.TokenFile(token_file).tokens():
         groups = {f"group {group}": " ".join(read) for group, read in (known.groups or {}).items()}
         scopes = ", ".join(f"{name}: {scope}" for name, scope in {**known.scopes, **groups}.items())
         click.echo(f"{known.name}  {scopes}" + (f"  until {tokens.day(known.expires)}" if known.expires else ""))

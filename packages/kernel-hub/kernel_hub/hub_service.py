@@ -54,7 +54,6 @@ class Hub:
             self._own = tempfile.TemporaryDirectory(prefix="kernel-hub-")
             own = Path(self._own.name)
         incoming = own / "incoming"
-        private_directory(incoming)
         self.index = RepositoryIndex(own / "index.sqlite", self._indexed)
         self.repositories = RepositoryStore(self.root / "repositories", self.index)
         self.large_files = LargeFiles(self.root / "large", incoming)

@@ -45,6 +45,12 @@ def repo_id(organization: str, name: str) -> str:
     return f"{organization}/{name}"
 
 
+def checked(identifier: str) -> str:
+    """Return the id of a repository if the Hub allows it."""
+    organization, _, name = identifier.partition("/")
+    return repo_id(organization, name)
+
+
 def is_text(value: str) -> bool:
     """Return whether a string can be written as UTF-8, and has no NUL, which C takes for its end."""
     return "\0" not in value and not _SURROGATE.search(value)

@@ -21,9 +21,13 @@ class Refusal(HTTPException):
         message: The expected value and the remedy.
         code: The code by which the clients choose their exception.
         headers: Additional headers of the answer.
-        url: The address of the existing item that conflicts, which the clients read for `exist_ok=True`.
         hidden: Whether the answer hides a private repository. Only the audit log says so.
+
+    Attributes:
+        url: The address of the existing item that conflicts, which the clients read for `exist_ok=True`.
     """
+
+    url: str | None = None
 
     def __init__(
         self,
@@ -32,13 +36,11 @@ class Refusal(HTTPException):
         *,
         code: str,
         headers: dict[str, str] | None = None,
-        url: str | None = None,
         hidden: bool = False,
     ) -> None:
         super().__init__(status_code=status, detail=message, headers=headers)
         self.message = message
         self.code = code
-        self.url = url
         self.hidden = hidden
 
 
@@ -59,9 +61,14 @@ def bad_request(message: str) -> Refusal:
     return Refusal(400, message, code="BadRequest")
 
 
-def no_token(message: str = "this needs a token: pass token=… or set HF_TOKEN") -> Refusal:
-    """Refuse a caller without a token."""
-    return Refusal(401, message, code="Unauthorized", headers={"WWW-Authenticate": "Bearer"})
+def no_token(
+    message: str = "this needs a token: pass token=… or set HF_TOKEN",
+    *,
+    challenge: str = "Bearer",
+    hidden: bool = False,
+) -> Refusal:
+    """Refuse a caller without a token. `challenge` names the scheme by which git or a browser sends one."""
+    return Refusal(401, message, code="Unauthorized", headers={"WWW-Authenticate": challenge}, hidden=hidden)
 
 
 def wrong_token() -> Refusal:
@@ -102,9 +109,9 @@ def no_entry(path: str, commit: str) -> Refusal:
     )
 
 
-def conflict(message: str, *, url: str | None = None) -> Refusal:
+def conflict(message: str) -> Refusal:
     """Refuse to create an item that exists or conflicts with another."""
-    return Refusal(409, message, code="Conflict", url=url)
+    return Refusal(409, message, code="Conflict")
 
 
 def moved_meanwhile(branch: str, head: str, expected: str) -> Refusal:

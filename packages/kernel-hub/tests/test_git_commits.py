@@ -33,7 +33,7 @@ def test_a_commit_takes_time_in_proportion_to_its_changes(repository: GitReposit
     changes = [FileChange(f"d{number}", is_folder=True) for number in range(24_999)]
     oid = commit(repository, changes)
     assert time.process_time() - began < 6
-    assert [entry.path for entry in repository.trees.entries(oid, recursive=True, count=100)] == [
+    assert [entry.path for entry in repository.revisions.entries(oid, recursive=True, count=100)] == [
         ".gitattributes",
         "d24999",
         "d24999/f",
@@ -48,11 +48,11 @@ def test_changes_of_a_commit_have_any_order(repository: GitRepository) -> None:
     oid = commit(
         repository, [FileChange("f/x", blob), FileChange("f"), FileChange("g", blob), FileChange("g", is_folder=True)]
     )
-    entries = repository.trees.entries(oid, recursive=True, count=100)
+    entries = repository.revisions.entries(oid, recursive=True, count=100)
     listed = {entry.path for entry in entries if not entry.is_folder}
     assert listed == {".gitattributes", "a/b/c", "f/x", "g"}
     oid = commit(repository, [FileChange("a/b/c", other), FileChange("a/d", blob)])
-    assert repository.trees.entry(oid, "a/b/c").oid == other
+    assert repository.revisions.entry(oid, "a/b/c").oid == other
     for changes, message in (
         ([FileChange("a", blob)], "both a file and a folder"),
         ([FileChange("n", blob), FileChange("n/m", blob)], "both a file and a folder"),
@@ -65,4 +65,4 @@ def test_changes_of_a_commit_have_any_order(repository: GitRepository) -> None:
         with pytest.raises(Refusal, match=message):
             commit(repository, changes)
     oid = commit(repository, [FileChange("a", is_folder=True)])
-    assert repository.trees.find(oid, "a") is None
+    assert repository.revisions.find(oid, "a") is None

@@ -10,7 +10,9 @@ from kernel_format.errors import ConfigError
 from kernel_judge.judge.candidate import read_candidate
 from kernel_judge.judge.candidate_files import candidate_digest, copy_candidate
 from kernel_judge.search.workspace import Workspace
+from kernel_tasks import read_task
 
+TASK = Path(__file__).parent / "tasks" / "softmax.py"
 pytestmark = pytest.mark.attack
 
 
@@ -53,6 +55,6 @@ def test_no_link_of_a_candidate_is_followed(linked: str, tmp_path: Path) -> None
     workspace.freeze()
     (tmp_path / "judged").mkdir()
     with pytest.raises(ConfigError):  # of the build.toml, after the copy
-        read_candidate(project).prepared(tmp_path / "judged", "cpu")
+        read_candidate(project, read_task(TASK)).prepared(tmp_path / "judged", "cpu")
     copies = [*(tmp_path / "judged").rglob("*"), *workspace.frozen.parent.rglob("*")]
     assert not [path for path in copies if path.is_file() and "hf_secret" in path.read_text()]

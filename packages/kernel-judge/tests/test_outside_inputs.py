@@ -130,7 +130,7 @@ def rejected(request: pytest.FixtureRequest) -> Iterator[Rejected]:
 
         def answer(file: Path, task_file: Path) -> tuple[str, str, list[str]]:
             task, choice = read_task(task_file), random.Random(1)
-            references, suspicious = prepare_references(task, device, choice)
+            references, _, suspicious = prepare_references(task, device, choice)
             source = worker.scratch / file.name
             source.write_text(file.read_text())
             worker.ask("load", str(source), "ModelNew", seconds=120)

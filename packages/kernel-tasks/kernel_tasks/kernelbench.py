@@ -1,4 +1,4 @@
-"""Tasks: a problem file in KernelBench's form, and optionally a `task.toml` beside it.
+"""KernelBench: a problem file, and optionally a `task.toml` beside it.
 
 A problem file defines `Model`, `get_inputs` and `get_init_inputs`. The integers that it assigns at its top level are
 its sizes; the judge runs the file with other values of them, for shapes that a candidate has not seen.
@@ -7,51 +7,39 @@ its sizes; the judge runs the file with other values of them, for shapes that a 
 from __future__ import annotations
 
 import ast
-import hashlib
-import json
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kernel_format.errors import ConfigError
+from kernel_tasks.task import PROBLEM, Files, Problem, Sizes, Task, TaskSettings
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-Sizes = Mapping[str, Any]
-"""Names of a problem file's top level -> an integer, or a tuple of integers."""
-
 _DTYPES = ("float32", "float16", "bfloat16")
 _NEEDED = ("Model", "get_inputs", "get_init_inputs")
 
 
-@dataclass(frozen=True)
-class TaskSettings:
-    """The settings in `task.toml`."""
+@dataclass
+class KernelBenchTask(Task):
+    """A problem file, whose sizes are free."""
 
-    dtypes: tuple[str, ...] = ()  # of inputs and parameters; empty for those of the file
-    sizes: Sizes = field(default_factory=dict)  # to time, in place of the file's own
-    shapes: tuple[Sizes, ...] = ()  # further sizes, checked and timed
-    tolerance: float = 0.01  # of each element, absolute and relative
-    backward: bool = False  # whether the gradients of inputs and parameters belong to the results
-    device: str | None = None
+    form: str = (
+        "`ModelNew` takes the arguments of `Model`, has parameters of the same names and shapes, and gives the same "
+        "results for the same inputs."
+    )
 
-
-@dataclass(frozen=True)
-class Task:
-    """A problem that a candidate solves. The digest is of the problem file and `task.toml`."""
-
-    name: str
-    path: Path
-    source: str
-    settings: TaskSettings
-    digest: str
+    @property
+    def source(self) -> str:
+        """Return the content of the problem file."""
+        return self.files[self.path.name].decode()
 
     def sizes(self) -> dict[str, Any]:
         """Return the sizes of the file: integers, and tuples of integers, that its top level assigns once."""
@@ -80,8 +68,12 @@ class Task:
                 statement.value = ast.parse(repr(sizes[name]), mode="eval").body
         return ast.unparse(tree)
 
-    def problem(self, sizes: Sizes) -> Any:
-        """Return the problem as a module, run with these sizes."""
+    def model_files(self, sizes: Sizes) -> Files:
+        """Return the problem file with these sizes."""
+        return {PROBLEM: self.source_with(sizes).encode()}
+
+    def problem(self, sizes: Sizes) -> Problem:
+        """Run the problem file with these sizes."""
         module = types.ModuleType(f"problem_{re.sub(r'[^A-Za-z0-9]', '_', self.name)}")
         module.__file__ = str(self.path)
         sys.modules[module.__name__] = module
@@ -95,10 +87,17 @@ class Task:
                 where=str(self.path),
                 hint="docs/judge.md shows a problem file",
             )
-        return module
+        return Problem(*(getattr(module, name) for name in _NEEDED))
 
 
-def read_task(path: Path) -> Task:
+def recognizes(path: Path) -> bool:
+    """Return whether a path is a Python file, or a directory with one that defines `get_inputs`."""
+    if not path.is_dir():
+        return path.is_file() and path.suffix == ".py"
+    return (path / "task.toml").is_file() or any("get_inputs" in _text(file) for file in path.glob("*.py"))
+
+
+def read(path: Path) -> Task:
     """Read a problem file, or a directory with `task.toml` and one problem file."""
     if path.is_dir():
         file, settings = _problem_file(path), path / "task.toml"
@@ -107,19 +106,15 @@ def read_task(path: Path) -> Task:
     try:
         source = file.read_text(encoding="utf-8")
         ast.parse(source)
-    except FileNotFoundError as error:
-        raise ConfigError(
-            "does not exist; expected a problem file or a directory with one", where=str(path), hint="see docs/judge.md"
-        ) from error
     except (SyntaxError, ValueError, OSError) as error:
         raise ConfigError(f"is not a Python file: {error}", where=str(file)) from error
     text = settings.read_text(encoding="utf-8") if settings.is_file() else ""
-    task = Task(
+    task = KernelBenchTask(
         name=path.stem if path.is_file() else path.resolve().name,
         path=file,
-        source=source,
+        files={file.name: source.encode(), **({settings.name: text.encode()} if text else {})},
         settings=_settings(text, settings),
-        digest=hashlib.sha256(json.dumps([source, text]).encode()).hexdigest(),
+        entry="" if path.is_dir() else file.name,
     )
     own = task.sizes()
     for sizes in (task.settings.sizes, *task.settings.shapes):
@@ -134,7 +129,7 @@ def read_task(path: Path) -> Task:
 
 
 def _problem_file(directory: Path) -> Path:
-    files = [path for path in sorted(directory.glob("*.py")) if "get_inputs" in path.read_text(encoding="utf-8")]
+    files = [path for path in sorted(directory.glob("*.py")) if "get_inputs" in _text(path)]
     if len(files) != 1:
         names = ", ".join(path.name for path in files) or "none"
         raise ConfigError(
@@ -143,6 +138,10 @@ def _problem_file(directory: Path) -> Path:
             hint="name the problem file itself",
         )
     return files[0]
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _settings(text: str, path: Path) -> TaskSettings:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from click.testing import CliRunner, Result
 
@@ -166,15 +167,10 @@ def assert_refused(
 def working_in(directory: Path) -> dict[int, str]:
     """Return the processes that work in a directory or name it, with their commands."""
     commands = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = os.fsdecode((process / "cmdline").read_bytes().replace(b"\0", b" "))
-            if not command:  # a zombie
-                continue
-            if str(directory) in command or (process / "cwd").readlink().is_relative_to(directory):
-                commands[int(process.name)] = command
-        except OSError:
-            continue
+    for process in psutil.process_iter(["pid", "cmdline", "cwd"]):
+        command = " ".join(process.info["cmdline"] or ())  # empty for a zombie
+        if command and (str(directory) in command or Path(process.info["cwd"] or "/").is_relative_to(directory)):
+            commands[process.info["pid"]] = command
     return commands
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
-import pytest
 from kernels import Metadata  # type: ignore[attr-defined]
 
 from kernel_builder.backends.cuda import toolkits
@@ -16,10 +16,12 @@ from kernel_builder.toolchain import Toolchains
 from kernel_format.cache_directory import default_cache
 from kernel_format.errors import ConfigError, PackageError
 from tests.integration.build_command.conftest import (
+    BUILDER,
     LOAD,
     Copy,
     Run,
     assert_refused,
+    environment,
     replace,
     run_python,
     untouched,
@@ -120,21 +122,6 @@ def test_an_installed_toolkit_compiles_for_one_capability(
     kernel_builder.refuse(project, "--capability", "9.0a", error=ConfigError, **wrong)
 
 
-@pytest.mark.parametrize("file", ["torch-cpu/notes.txt", None])
-def test_other_files_in_the_place_of_a_package_are_not_replaced(
-    copy_project: Copy, kernel_builder: Run, tmp_path: Path, file: str | None
-) -> None:
-    project = copy_project("python-only")
-    place = project / "build" / (file or "torch-cpu")
-    place.parent.mkdir(parents=True)
-    if file:
-        place.write_text("mine")
-    else:
-        place.symlink_to(tmp_path)
-    expected = {"where": "build/torch-cpu", "message": "is not a package", "hint": "move or remove"}
-    kernel_builder.refuse(project, "--backend", "cpu", "--no-load", error=PackageError, **expected)
-
-
 def test_one_command_builds_several_projects(
     copy_project: Copy, shared_cache: Path, kernel_builder: Run, tmp_path: Path
 ) -> None:
@@ -152,8 +139,17 @@ def test_one_command_builds_several_projects(
         kernel_builder.refuse(second, *options, "--out", out / "python-only", error=PackageError, **expected)
 
 
-def test_other_files_in_build_are_kept(copy_project: Copy, kernel_builder: Run) -> None:
-    project = copy_project("python-only")
+def test_other_files_in_build_are_kept(copy_project: Copy, kernel_builder: Run, tmp_path: Path) -> None:
+    project, place = copy_project("python-only"), tmp_path / "python-only" / "build" / "torch-cpu"
+    expected = {"where": "build/torch-cpu", "message": "is not a package", "hint": "move or remove"}
+    place.mkdir(parents=True)
+    (place / "notes.txt").write_text("mine")
+    kernel_builder.refuse(project, "--backend", "cpu", "--no-load", error=PackageError, **expected)
+    shutil.rmtree(place)
+    place.symlink_to(tmp_path)
+    kernel_builder.refuse(project, "--backend", "cpu", "--no-load", error=PackageError, **expected)
+    place.unlink()
+
     (project / "build" / "notes").mkdir(parents=True)
     (project / "build" / "notes" / "mine.txt").write_text("mine")
     old = project / "build" / "torch29-cxx11-cpu-x86_64-linux"
@@ -166,3 +162,43 @@ def test_other_files_in_build_are_kept(copy_project: Copy, kernel_builder: Run) 
     assert sorted(path.name for path in (project / "build").iterdir()) == ["notes", "torch-cpu", "torch-cuda"]
     assert (project / "build" / "notes" / "mine.txt").read_text() == "mine"
     assert sorted(path.name for path in project.iterdir()) == ["build", "build.toml", "torch-ext"]
+
+
+ABSENT = "PyTorch and the client cannot be imported: no Torch here"
+
+
+def test_a_package_that_could_not_be_loaded_is_loaded_later(
+    copy_project: Copy, cache: Path, kernel_builder: Run, tmp_path: Path
+) -> None:
+    project = copy_project("python-only")
+    init = project / "torch-ext/python_only/__init__.py"
+    sound = init.read_text()
+    init.write_text("import os\n\nos.kill(os.getpid(), 11)\n")
+    hidden = tmp_path / "hidden"
+    (hidden / "torch").mkdir(parents=True)
+    (hidden / "torch/__init__.py").write_text("raise ImportError('no Torch here')\n")
+    without = {"PYTHONPATH": f"{hidden}:{Path(__file__).parents[3]}"}
+    arguments = ("build", project, "--variant", "torch-cpu")
+
+    done = kernel_builder(cache, *arguments, **without)
+    (built,) = done.answer["packages"]
+    assert (done.code, built["status"], built["skipped-checks"]["load"]) == (0, "built", ABSENT)
+    assert "load" not in built["passed-checks"]
+    again = subprocess.run(
+        [BUILDER, *arguments], env=environment(cache, **without), capture_output=True, text=True, check=True
+    )
+    _, row, why, last = again.stdout.splitlines()
+    assert "unchanged" in row and row.endswith("5 passed, load skipped")
+    assert why == f"not loaded here: torch-cpu: {ABSENT}"
+    assert last.startswith("1 variant from 0 binaries; 0 files compiled")
+
+    done = kernel_builder(cache, *arguments)
+    assert (done.code, done.answer["error"]) == (7, "CheckError")
+    assert "the process was killed by SIGSEGV" in done.answer["message"]
+
+    init.write_text(sound)
+    done = kernel_builder(cache, *arguments, "--no-load")
+    assert done.answer["packages"][0]["skipped-checks"]["load"] == "--no-load"
+    done = kernel_builder(cache, *arguments)
+    assert "load" in done.answer["packages"][0]["passed-checks"]
+    assert kernel_builder(cache, *arguments).answer["packages"][0]["status"] == "unchanged"

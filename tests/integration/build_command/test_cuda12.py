@@ -15,6 +15,12 @@ from tests.integration.build_command.conftest import Copy, Run, replace
 from tests.support.places import CUDA
 
 CUDA12 = CUDA.replace("cu130", "cu126")
+# Flags of nvcc that clang spells in another way, or does not need.
+FLAGS = [
+    *("--expt-relaxed-constexpr", "--threads=4", "-t", "4", "-diag-suppress=174", "-lineinfo", "--maxrregcount=64"),
+    *("--fmad=false", "--use_fast_math", "-Xptxas=-v,-O3", "-Xptxas", "-dlcm=ca", "-Xcompiler=-fno-strict-aliasing"),
+    *("-Xcudafe=--diag_warning=1", "-UNDEBUG", "-D", "A=1"),
+]
 
 
 def binary_of(package: Path) -> Path:
@@ -32,7 +38,8 @@ def test_one_binary_serves_cuda_12_and_13(copy_project: Copy, kernel_builder: Ru
         stream.write(
             "int blocks(long n, int at_least, float a) { return max(at_least, int(min(n, 9L) + max(a, 1.5))); }\n"
         )
-    replace(project / "build.toml", 'cuda-capabilities = ["9.0"]', 'cuda-capabilities = ["9.0+PTX", "10.0", "12.1"]')
+    flags = f"cuda-flags = {json.dumps(FLAGS)}"
+    replace(project / "build.toml", 'capabilities = ["9.0"]', f'capabilities = ["9.0+PTX", "10.0", "12.1"]\n{flags}')
     options = ("--variant", CUDA12, "--variant", CUDA, "--cuda-compiler", "clang", "--no-load")
     assert kernel_builder.build(project, *options)["compiles"] == 2
     packages = [project / "build" / name for name in (CUDA12, CUDA)]

@@ -1,4 +1,4 @@
-"""Header libraries that kernels depend on, and the headers of CUDA's libraries."""
+"""Header libraries, CUDA's libraries and other kernels that kernels depend on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.steps import compile_steps
 from kernel_builder.toolchain import Toolchains
-from kernel_format.errors import ToolchainError, VariantError
+from kernel_format.errors import ConfigError, ToolchainError, VariantError
 from tests.integration.build_command.conftest import FOR_CPU, Copy, Run, replace
 from tests.support.places import CPU, CUDA
 
@@ -121,3 +121,61 @@ def test_a_directory_of_another_version_is_refused(copy_project: Copy, cutlass: 
         expected = {"where": "", "message": message, "hint": ""}
         variables = {"KERNEL_BUILDER_DEPENDENCIES": given}
         kernel_builder.refuse(project, "--variant", CUDA, error=ToolchainError, **expected, **variables)
+
+
+BASE = "org/stable-scale"
+TOP = """\
+from kernels import get_kernel_dep
+
+base = get_kernel_dep("org/stable-scale")
+
+
+def doubled(x):
+    return base.scaled(x, 2.0)
+"""
+
+
+def write_top(directory: Path, *depends: str) -> Path:
+    """Write a project of Python alone that depends on version 1 of other kernels."""
+    package = directory / "torch-ext" / directory.name
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(TOP)
+    listed = ", ".join(f'{{ repo-id = "{depend}", version = 1 }}' for depend in depends)
+    (directory / "build.toml").write_text(
+        f'[general]\nname = "{directory.name}"\nversion = 1\nedition = 5\nlicense = "mit"\nbackends = ["cpu"]\n'
+        f'kernel-depends = [{listed}]\nhub.repo-id = "org/{directory.name}"\n[torch-noarch]\n'
+    )
+    return directory
+
+
+def test_a_kernel_that_depends_on_compiled_ones(copy_project: Copy, shared_cache: Path, tmp_path: Path) -> None:
+    """The ops of a dependency are not the project's. It may be a project of the command, or in LOCAL_KERNELS."""
+    versions, kernel_builder = [], Run(shared_cache)
+    for version in (1, 2):
+        versions.append(copy_project("stable-scale", f"scale-v{version}"))
+        replace(versions[-1] / "build.toml", "version = 1", f"version = {version}")
+    top = write_top(tmp_path / "top", BASE)
+
+    (package,) = kernel_builder.build(top, HF_HUB_CACHE=str(tmp_path / "empty"))["packages"]
+    reason = package["skipped-checks"]["load"]
+    assert "which cannot be loaded here: build its project in the same command" in reason
+
+    together = kernel_builder.build(top, *versions, "--backend", "cpu")["packages"]
+    assert [(built["project"], "load" in built["passed-checks"]) for built in together] == [
+        ("stable-scale (scale-v1)", True),
+        ("stable-scale (scale-v2)", True),
+        ("top", True),
+    ]
+    assert "ops" in together[2]["passed-checks"]
+
+    (top / "torch-ext" / "top" / "more.py").write_text("")
+    (local,) = kernel_builder.build(top, "--sandbox", "off", LOCAL_KERNELS=f"{BASE}={versions[0] / 'build'}")[
+        "packages"
+    ]
+    assert local["variant"] == "torch-cpu" and "load" in local["passed-checks"]
+
+
+def test_kernels_that_depend_on_each_other(kernel_builder: Run, tmp_path: Path) -> None:
+    one, two = write_top(tmp_path / "one", "org/two"), write_top(tmp_path / "two", "org/one")
+    expected = {"where": "kernel-depends", "message": "the kernels depend on each other: ", "hint": "remove one"}
+    kernel_builder.refuse(one, two, "--no-load", error=ConfigError, **expected)

@@ -14,15 +14,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from kernel_builder.backends.cuda import toolkits
-from kernel_builder.backends.cuda.releases import DATA, known_capabilities
+from kernel_builder.backends.cuda.releases import DATA, KNOWN_CAPABILITIES
+from kernel_builder.cli import main
 from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
 from tests.support.places import ROOT
 
 FAST = sorted(ROOT.glob("kernels/*/*_cuda/*.cu"))
 NAIVE = sorted(ROOT.glob("kernels/*/naive/*.cu"))
+NAIVE_PROJECTS = [source.parent for source in NAIVE]
 
 
 def each(sources: Sequence[Path]) -> pytest.MarkDecorator:
@@ -65,7 +68,7 @@ def clang(tools: Toolchains) -> list[str | Path]:
 @each(FAST + NAIVE)
 def test_clang(source: Path, tmp_path: Path) -> None:
     tools = Toolchains()
-    known = known_capabilities()  # CUDA 12 has older ones, which the kernels are not written for
+    known = KNOWN_CAPABILITIES  # CUDA 12 has older ones, which the kernels are not written for
     capabilities = [capability for capability in known[Release(12, 8)] if capability in known[Release(13, 0)]]
     targets = [f"--offload-arch=sm_{capability.replace('.', '')}" for capability in capabilities]
     compiles([*clang(tools), *targets, "-Wall", "-Wextra", "-Werror"], source, tmp_path / "object")
@@ -86,7 +89,7 @@ def test_clang_keeps_arrays_in_registers(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("release", [Release(13, 0), Release(13, 2)], ids=str)
 def test_nvcc(source: Path, release: Release, tmp_path: Path) -> None:
     toolkit = toolkits.toolkit(Toolchains(), release)
-    codes = [f"{major}{minor}" for major, minor in (str(known).split(".") for known in known_capabilities()[release])]
+    codes = [f"{major}{minor}" for major, minor in (str(known).split(".") for known in KNOWN_CAPABILITIES[release])]
     targets = [f"-gencode=arch=compute_{code},code=sm_{code}" for code in codes]
     warnings = ["-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra,-Werror"]
     assert toolkit.nvcc is not None
@@ -102,6 +105,19 @@ def test_fast_kernels_do_not_spill(tmp_path: Path) -> None:
     stores = re.findall(r"Function properties for (\w+)\n.*?(\d+) bytes spill stores", messages)
     fast = {name: int(count) for name, count in stores if "forward_general_kernel" not in name}
     assert len(fast) > 10 and set(fast.values()) == {0}
+
+
+def test_every_kernel_has_a_naive_kernel_in_one_short_file() -> None:
+    """`kernel-builder benchmark` compares them with float64 at every shape that is measured."""
+    # The kernel of `loss` is one step between products of matrices; its problem.h has the formula.
+    kernels = {path.parent for path in ROOT.glob("kernels/*/*_cuda")} - {ROOT / "kernels" / "loss"}
+    assert {project.parent for project in NAIVE_PROJECTS} == kernels
+    for project in NAIVE_PROJECTS:
+        (source,) = project.glob("*.cu")
+        assert source.stem == project.parent.name
+        assert len(source.read_text().splitlines()) <= 120
+    done = CliRunner().invoke(main, ["check-config", *map(str, NAIVE_PROJECTS)])
+    assert done.exit_code == 0, done.output
 
 
 PTX = """\

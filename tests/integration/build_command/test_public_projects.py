@@ -129,4 +129,5 @@ def test_the_full_abi_before_the_stable_abi(copy_project: Copy, shared_cache: Pa
     assert "load" in packages[full]["passed-checks"] and "torch-stable-abi" in packages[stable]["passed-checks"]
     needed = {name: elf.read(next((project / "build" / name).glob("*.so"))).needed for name in packages}
     assert "libtorch.so" in needed[full] and "libtorch.so" not in needed[stable]
+    assert "libcuda.so.1" not in needed[cuda], "which calls no function of the driver"
     assert run_python(LOAD, project) == "[0.0, 2.0, 4.0]"

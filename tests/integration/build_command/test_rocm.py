@@ -12,18 +12,22 @@ import pytest
 
 from kernel_builder import checks, elf
 from kernel_builder.backends.rocm import NOT_RUN
+from kernel_builder.hub import card
+from kernel_builder.hub.packages import HubPackage, without_untested
 from kernel_format.cache_directory import default_cache
-from kernel_format.errors import BuildError
+from kernel_format.errors import BuildError, CheckError
 from kernel_format.metadata import PackageMetadata
 from tests.integration.build_command.conftest import Copy, NewCache, Run, replace
 from tests.support.places import ROOT
+from tests.support.sample_package import assemble
 
 VARIANTS = [f"torch-stable-abi210-rocm{digits}-x86_64-linux" for digits in ("71", "72")]
 KERNEL = """
 [kernel.scale_rocm]
 language = "cpp-rocm"
 depends = []
-rocm-archs = ["gfx942", "gfx1100"]
+rocm-archs = ["gfx942", "gfx1100", "gfx941"]
+hip-flags = ["-munsafe-fp-atomics"]
 src = ["scale/scale_cuda.cu", "scale/row_norm.cu", "scale/scale.h"]
 """
 # `test_linux_variants.py` compiles a kernel of this repository.
@@ -71,6 +75,16 @@ def test_a_cuda_kernel_is_compiled_for_rocm(copy_project: Copy, new_cache: NewCa
     again = kernel_builder.build(elsewhere, "--variant", VARIANTS[1], "--no-load", cache=new_cache("empty"))
     assert again["compiles"] == 3
     assert (elsewhere / "build" / VARIANTS[1] / binary.name).read_bytes() == binary.read_bytes()
+
+    # Packages that have not run on their hardware are published on request only, and the card names them.
+    untested = {package.name: HubPackage(package) for package in packages}
+    tested = {"torch-cpu": HubPackage(assemble(project / "other", "torch-cpu", None))}
+    assert without_untested({**tested, **untested}, "") == tested
+    with pytest.raises(CheckError, match=f"no package remains: {NOT_RUN}"):
+        without_untested(untested, "")
+    table = card._variants(untested)
+    assert "Compiled and checked, not run on AMD hardware: " in table and "| 2.10 and later | 7.1 |" in table
+    assert "not run" not in card._variants(tested)
 
     # Code for an architecture less, and one more.
     recorded = packages[1] / "metadata.json"

@@ -75,14 +75,6 @@ def pip(python: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str
     return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
 
 
-def fresh_environment(directory: Path) -> tuple[Path, Path]:
-    """Make a virtual environment that has this interpreter's Torch; return its Python and its packages."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
-    (site,) = directory.glob("lib/python*/site-packages")
-    (site / "torch.pth").write_text(f"{Path(torch.__file__).parent.parent}\n")
-    return directory / "bin" / "python", site
-
-
 def test_pip_installs_a_wheel(kernel_builder: Run, built: Path, tmp_path: Path) -> None:
     done = wheels(kernel_builder, built, "--version", "1.2")
     assert done.code == 0, done.stderr
@@ -103,7 +95,10 @@ def test_pip_installs_a_wheel(kernel_builder: Run, built: Path, tmp_path: Path) 
     assert tuple(map(int, policies[0].split("_")[1:])) <= tuple(map(int, policies[1].split("_")[1:]))
     assert set(shown["external_libs"]) == {"libtorch_cpu.so"}  # Torch has loaded it
 
-    python, site = fresh_environment(tmp_path / "environment")
+    environment = tmp_path / "environment"  # with this interpreter's Torch
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    python, (site,) = environment / "bin" / "python", environment.glob("lib/python*/site-packages")
+    (site / "torch.pth").write_text(f"{Path(torch.__file__).parent.parent}\n")
     assert pip(python, wheel).returncode == 0
     imported = subprocess.run([python, "-c", WITHOUT_CLIENT], capture_output=True, text=True, check=True)
     assert imported.stdout == "[0.0, 2.0, 4.0]\n"

@@ -26,14 +26,8 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     A CPU build of Torch has no libtorch_cuda.so, and the linker needs 0.2 s to read its libtorch_cpu.so.
     """
     directory = tmp_path_factory.mktemp("libraries")
-    for name in (
-        "libtorch_cpu.so",
-        "libtorch_cuda.so",
-        "libtorch_hip.so",
-        "libforeign.so.3",
-        "libcudart.so.12",
-        "libgomp-a34b3233.so.1",
-    ):
+    names = ("libtorch_cpu.so", "libtorch_cuda.so", "libtorch_hip.so")
+    for name in (*names, "libforeign.so.3", "libcudart.so.12", "libgomp-a34b3233.so.1"):
         command = ["g++", "-shared", "-x", "c++", "/dev/null", f"-Wl,-soname,{name}", "-o", str(directory / name)]
         subprocess.run(command, check=True)
     return directory
@@ -53,15 +47,8 @@ def compile_module(tmp_path_factory: pytest.TempPathFactory, libraries: Path) ->
             directory = tmp_path_factory.mktemp("module")
             source, module = directory / "module.cpp", directory / "module.so"
             source.write_text(SOURCE + extra)
-            compiler = [
-                "g++",
-                "-shared",
-                "-fPIC",
-                "-O1",
-                "-std=c++17",
-                "-fvisibility=hidden",
-                f"-DID={identity(variant)}",
-            ]
+            compiler = ["g++", "-shared", "-fPIC", "-O1", "-std=c++17", "-fvisibility=hidden"]
+            compiler += [f"-DID={identity(variant)}"]
             torch = ["-Wl,--no-as-needed", f"-L{libraries}", f"-L{TORCH / 'lib'}", torch_library, "-Wl,--as-needed"]
             subprocess.run([*compiler, str(source), "-o", str(module), *torch, *flags], check=True)
             done[key] = module

@@ -28,33 +28,19 @@ def test_valid_packages_have_no_findings(compile_module: Compile, make: Make, pr
     openmp = calling(
         'extern "C" { void GOMP_parallel(); int omp_in_parallel(); }', "GOMP_parallel(); omp_in_parallel()"
     )
+    flags = ("-Wl,--no-as-needed", "-l:libtorch_cuda.so")
     packages = [
         make(STABLE_CPU, compile_module(STABLE_CPU)),
         make(f"torch213-cxx11-cpu-{this_platform()}", compile_module(STABLE_CPU, openmp + SLEEF)),
-        make(
-            STABLE_CUDA,
-            compile_module(
-                STABLE_CUDA, calling_c("cudaDeviceSynchronize"), "-Wl,--no-as-needed", "-l:libtorch_cuda.so"
-            ),
-        ),
+        make(STABLE_CUDA, compile_module(STABLE_CUDA, calling_c("cudaDeviceSynchronize"), *flags)),
         make("torch-cpu"),
     ]
     assert [findings(package, probe=probe) for package in packages] == [[], [], [], []]
 
 
 CUDA_LIBRARIES = (
-    "cublasCreate_v2",
-    "cublasLtCreate",
-    "cudnnCreate",
-    "cufftPlan1d",
-    "cuFileDriverOpen",
-    "curandCreateGenerator",
-    "cusolverDnCreate",
-    "cusparseCreate",
-    "cusparseLtInit",
-    "cuMemAlloc_v2",
-    "ncclAllReduce",
-    "nvrtcCompileProgram",
+    *("cublasCreate_v2", "cublasLtCreate", "cudnnCreate", "cufftPlan1d", "cuFileDriverOpen", "curandCreateGenerator"),
+    *("cusolverDnCreate", "cusparseCreate", "cusparseLtInit", "cuMemAlloc_v2", "ncclAllReduce", "nvrtcCompileProgram"),
 )
 
 
@@ -79,82 +65,57 @@ def test_cuda_libraries_are_those_that_torch_loads(
     assert all("dlopen when it is called" in finding.hint for finding in reported)
 
 
-@pytest.mark.parametrize(
-    ("check", "message", "extra", "flags"),
-    [
-        ("run-path", "has the run path '/opt/lib' (DT_RUNPATH)", "", "-Wl,-rpath,/opt/lib"),
-        ("process-end", "calls abort, which can end the user's process", calling_c("abort"), ""),
-        ("manylinux", "needs arc4random@GLIBC_2.36; manylinux_2_28 has GLIBC up to 2.28", calling_c("arc4random"), ""),
-        (
-            "manylinux",
-            "needs std::from_chars(char const*, char const*, double&, std::chars_format)@GLIBCXX_3.4.29",
-            calling("#include <charconv>", "double d; std::from_chars(nullptr, nullptr, d)"),
-            "",
-        ),
-        ("python-abi", "uses _PyObject_GetState, which is not part of Python's", calling_c("_PyObject_GetState"), ""),
-        (
-            "python-abi",
-            "uses PyObject_GetBuffer, in the limited API since Python 3.11",
-            calling_c("PyObject_GetBuffer"),
-            "",
-        ),
-        (
-            "python-abi",
-            "exports no module initializer; `import` looks for PyInit__demo_kernel_cpu_1",
-            "",
-            "-DNO_MODULE",
-        ),
-        (
-            "torch-stable-abi",
-            "uses c10::Scalar::Scalar(int), which is not part of Torch's stable ABI",
-            SCALAR_OF_TORCH,
-            "",
-        ),
-        (
-            "torch-stable-abi",
-            "torch::stable::Tensor::get() is undefined: its source includes a header that only declares it",
-            calling(
-                "namespace torch::stable { struct Tensor { static void get(); }; }", "torch::stable::Tensor::get()"
-            ),
-            "",
-        ),
-        ("torch-stable-abi", "uses torch_from_blob, which is new in Torch 2.11", calling_c("torch_from_blob"), ""),
-        (
-            "undefined",
-            "demo::launch(int) is undefined",
-            calling("namespace demo { void launch(int); }", "demo::launch(1)"),
-            "",
-        ),
-        (
-            "undefined",
-            "cudaDeviceSynchronize is a symbol of the CUDA runtime, which a cpu variant does not have",
-            calling_c("cudaDeviceSynchronize"),
-            "",
-        ),
-        (
-            "undefined",
-            "torch_cuda_stream_synchronize is a symbol of Torch's CUDA part",
-            calling_c("torch_cuda_stream_synchronize"),
-            "",
-        ),
-        ("dependencies", "needs libforeign.so.3, which neither Torch nor the C++ runtime", "", "-l:libforeign.so.3"),
-        ("dependencies", "needs libtorch_cuda.so, which a cpu variant does not have", "", "-l:libtorch_cuda.so"),
-        ("binary", "requests an executable stack", "", "-Wl,-z,execstack"),
-        (
-            "binary",
-            "has text relocations",
-            '__asm__(".text\\n.globl target\\ntarget: .quad target\\n");',
-            "-Wl,-z,notext",
-        ),
-    ],
+# C functions that the faulty binary calls. `abort` is the last: the compiler removes what follows.
+CALLED = (
+    *("arc4random", "_PyObject_GetState", "PyObject_GetBuffer", "torch_from_blob", "cudaDeviceSynchronize"),
+    *("torch_cuda_stream_synchronize", "abort"),
 )
-def test_a_broken_binary_has_one_finding(
-    compile_module: Compile, make: Make, probe: ProbeProcess, check: str, message: str, extra: str, flags: str
-) -> None:
-    options = ["-Wl,--no-as-needed", flags] if flags else []
-    (finding,) = findings(make(STABLE_CPU, compile_module(STABLE_CPU, extra, *options)), probe=probe)
-    assert (finding.check, finding.path) == (check, f"{identity(STABLE_CPU)}.abi3.so")
-    assert message in finding.message and finding.hint
+FAULTY = f"""
+#include <charconv>
+namespace c10 {{ struct Scalar {{ Scalar(int); void* p; }}; }}
+namespace torch::stable {{ struct Tensor {{ static void get(); }}; }}
+namespace demo {{ void launch(int); }}
+extern "C" {{ {"".join(f"void {name}();" for name in CALLED)} }}
+__attribute__((visibility("default"))) void caller() {{
+  double number;
+  std::from_chars(nullptr, nullptr, number);
+  c10::Scalar scalar(1);
+  torch::stable::Tensor::get();
+  demo::launch(1);
+  {"".join(f"{name}();" for name in CALLED)}
+}}
+__asm__(".text\\n.globl target\\ntarget: .quad target\\n");
+"""
+FLAGS = ("-Wl,--no-as-needed", "-l:libforeign.so.3", "-l:libtorch_cuda.so", "-Wl,-rpath,/opt/lib", "-DNO_MODULE")
+FAULTS = {
+    "has the run path '/opt/lib' (DT_RUNPATH)": "run-path",
+    "calls abort, which can end the user's process": "process-end",
+    "needs arc4random@GLIBC_2.36; manylinux_2_28 has GLIBC up to 2.28": "manylinux",
+    "needs std::from_chars(char const*, char const*, double&, std::chars_format)@GLIBCXX_3.4.29": "manylinux",
+    "uses _PyObject_GetState, which is not part of Python's": "python-abi",
+    "uses PyObject_GetBuffer, in the limited API since Python 3.11": "python-abi",
+    "exports no module initializer; `import` looks for PyInit__demo_kernel_cpu_1": "python-abi",
+    "uses c10::Scalar::Scalar(int), which is not part of Torch's stable ABI": "torch-stable-abi",
+    "Tensor::get() is undefined: its source includes a header that only declares it": "torch-stable-abi",
+    "uses torch_from_blob, which is new in Torch 2.11": "torch-stable-abi",
+    "demo::launch(int) is undefined": "undefined",
+    "cudaDeviceSynchronize is a symbol of the CUDA runtime, which a cpu variant does not have": "undefined",
+    "torch_cuda_stream_synchronize is a symbol of Torch's CUDA part": "undefined",
+    "needs libforeign.so.3, which neither Torch nor the C++ runtime": "dependencies",
+    "needs libtorch_cuda.so, which a cpu variant does not have": "dependencies",
+    "requests an executable stack": "binary",
+    "has text relocations": "binary",
+}
+
+
+def test_each_fault_of_a_binary_has_one_finding(compile_module: Compile, make: Make, probe: ProbeProcess) -> None:
+    module = compile_module(STABLE_CPU, FAULTY, *FLAGS, "-Wl,-z,execstack", "-Wl,-z,notext")
+    reported = findings(make(STABLE_CPU, module), probe=probe)
+    for message, check in FAULTS.items():
+        assert [finding.check for finding in reported if message in finding.message] == [check], message
+    assert len(reported) == len(FAULTS), reported
+    assert {finding.path for finding in reported} == {f"{identity(STABLE_CPU)}.abi3.so"}
+    assert all(finding.hint for finding in reported)
 
 
 def test_a_binary_that_is_not_linked_with_torch_is_reported(
@@ -194,12 +155,7 @@ CUDA12, ROCM = (STABLE_CUDA.replace("cu130", release) for release in ("cu126", "
 @pytest.mark.parametrize(
     ("variant", "function", "library", "message"),
     [
-        (
-            STABLE_CUDA,
-            "cudaMalloc",
-            "libcudart.so.12",
-            "needs libcudart.so.12, which Torch for CUDA 13 does not depend",
-        ),
+        (STABLE_CUDA, "cudaMalloc", "libcudart.so.12", "libcudart.so.12, which Torch for CUDA 13 does not depend"),
         # The headers of CUDA 12.8 declare it, but a Torch for CUDA 12.6 would not load the binary.
         (CUDA12, "cudaEventElapsedTime_v2", "libtorch_cuda.so", "is not in the runtime of CUDA 12.6"),
         (ROCM, "hipLaunchKernel", "libtorch_hip.so", None),

@@ -24,35 +24,23 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
 
 
-def test_check_builds_passes_a_valid_package(project: Path) -> None:
-    result = invoke("check-builds", str(project))
-    assert result.exit_code == 0, result.output
-    assert "passed   layout, digest, python-source, python-imports, op-namespace, load" in result.output
-    assert "skipped  manylinux: the package has no binary" in result.output
-
-
 def test_check_builds_reports_findings_and_ends_with_7(project: Path) -> None:
+    passed = invoke("check-builds", str(project))
+    assert passed.exit_code == 0, passed.output
+    assert "passed   layout, digest, python-source, python-imports, op-namespace, load" in passed.output
+    assert "skipped  manylinux: the package has no binary" in passed.output
     (project / "build" / "torch-cpu" / "__init__.py").write_text("import transformers\n")
-    result = invoke("check-builds", str(project))
-    assert result.exit_code == 7
-    assert "error    python-imports: __init__.py: line 1: imports transformers" in result.output
-    assert "use the standard library and Torch only" in result.output
-
-
-def test_check_builds_as_json(project: Path) -> None:
-    (project / "build" / "torch-cpu" / "_ops.py").unlink()
+    failed = invoke("check-builds", str(project))
+    assert failed.exit_code == 7
+    assert "error    python-imports: __init__.py: line 1: imports transformers" in failed.output
+    assert "use the standard library and Torch only" in failed.output
     result = invoke("check-builds", str(project), "--json")
     answer = json.loads(result.stdout)
     (package,) = answer["packages"]
     assert (result.exit_code, answer["ok"], package["variant"]) == (7, False, "torch-cpu")
-    assert {finding["check"] for finding in package["findings"]} == {"layout", "digest"}
-    assert package["findings"][0] == {
-        "check": "layout",
-        "path": "_ops.py",
-        "message": "is missing",
-        "hint": "build the package again",
-        "severity": "error",
-    }
+    found = {finding["check"]: finding for finding in package["findings"]}
+    assert found.keys() >= {"digest", "python-imports"}
+    assert found["python-imports"].keys() == {"check", "path", "message", "hint", "severity"}
 
 
 @pytest.mark.parametrize("command", ["check-builds", "hash"])

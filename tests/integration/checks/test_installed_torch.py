@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernel_builder.checks.symbols import shims
+from kernel_builder.checks.symbols import SHIMS_OF_BACKEND, SHIMS_SINCE
 from kernel_builder.config.variant import Release
 from kernel_builder.upkeep import exported
 from tests.support.places import ROOT
@@ -62,15 +62,15 @@ UNGUARDED = {
 }
 
 
-@pytest.mark.parametrize("release", sorted({r for r in shims().since.values() if r <= INSTALLED}), ids=str)
+@pytest.mark.parametrize("release", sorted({r for r in SHIMS_SINCE.values() if r <= INSTALLED}), ids=str)
 def test_the_functions_of_each_release(release: Release) -> None:
     declared = exported(TORCH / "include", release, cuda=True)
-    assert {name for name, since in shims().since.items() if since <= release} == (
+    assert {name for name, since in SHIMS_SINCE.items() if since <= release} == (
         declared - UNGUARDED if release == Release(2, 9) else declared
     )
 
 
 def test_the_functions_of_cuda() -> None:
-    known = {name for name in shims().of_backend["cuda"] if shims().since[name] <= INSTALLED}
+    known = {name for name in SHIMS_OF_BACKEND["cuda"] if SHIMS_SINCE[name] <= INSTALLED}
     include = TORCH / "include"
     assert known == exported(include, INSTALLED, cuda=True) - exported(include, INSTALLED, cuda=False)

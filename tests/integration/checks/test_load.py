@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,14 +15,11 @@ import torch
 
 from kernel_builder.checks import CheckReport, ProbeProcess, run, run_all
 from kernel_builder.checks.load import asked_for
-from kernel_builder.config.variant import FullAbi, Release, this_platform
-from tests.support.sample_package import INIT, STABLE_CPU, STABLE_CUDA, Compile, assemble
+from kernel_builder.config.variant import this_platform
+from tests.support.sample_package import STABLE_CUDA, Compile, assemble
 
 Load = Callable[[Path], CheckReport]
 
-FULL_ABI = f"{FullAbi(Release.parse(torch.__version__.partition('+')[0]))}-cpu-{this_platform()}"
-CRASHING = f"torch-stable-abi211-cpu-{this_platform()}"
-RAISING = f"torch-stable-abi212-cpu-{this_platform()}"
 NOT_YET = f"torch-stable-abi299-cpu-{this_platform()}"
 NOTHING = ("60", "{}", "{}")  # a question about no package
 ELSEWHERE = f"torch-stable-abi210-cpu-{'aarch64' if this_platform().startswith('x86') else 'x86_64'}-linux"
@@ -34,57 +30,10 @@ def asking_for(*packages: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def build(compile_module: Compile, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return packages of a project: a valid one, a Python-only one, and some that do not load."""
-    build = tmp_path_factory.mktemp("project") / "build"
-    sound = compile_module(STABLE_CPU)
-    crash = "__attribute__((constructor)) static void crash() { __builtin_trap(); }"
-    undefined = 'namespace demo { void launch(); }\n__attribute__((visibility("default"))) void f() { demo::launch(); }'
-    assemble(build, STABLE_CPU, sound)
-    assemble(build, "torch-cpu", None)
-    assemble(build, CRASHING, compile_module(STABLE_CPU, crash))
-    assemble(build, RAISING, sound, {"__init__.py": INIT + "raise RuntimeError('not today')\n"})
-    assemble(build, FULL_ABI, compile_module(STABLE_CPU, undefined))
-    assemble(build, STABLE_CUDA, compile_module(STABLE_CUDA))
-    assemble(build, NOT_YET, sound)
-    assemble(build, ELSEWHERE, sound)
-    return build
-
-
-@pytest.fixture(scope="module")
 def load() -> Iterator[Load]:
     """Return a function that checks a package. One process imports Torch for all of them, as for those of a command."""
     with ProbeProcess() as probe:
         yield lambda package: next(run_all([package], only=["load"], probe=probe))
-
-
-@pytest.fixture(scope="module")
-def reports(build: Path) -> dict[str, CheckReport]:
-    """Return the reports of packages of one command: each is loaded in a fork of one process, and may crash."""
-    before = sorted(build.rglob("*"))
-    reports = {report.package.directory.name: report for report in run_all(sorted(build.iterdir()), only=["load"])}
-    assert sorted(build.rglob("*")) == before
-    return reports
-
-
-@pytest.mark.parametrize("variant", [STABLE_CPU, "torch-cpu"])
-def test_a_valid_package_loads(reports: dict[str, CheckReport], variant: str) -> None:
-    assert reports[variant].passed == ("load",)
-
-
-@pytest.mark.parametrize(
-    ("variant", "message", "hint"),
-    [
-        (CRASHING, "the process was killed by SIG", "static initializers"),
-        (RAISING, "RuntimeError: not today", "full message"),
-        (FULL_ABI, "undefined symbol: _ZN4demo6launchEv", "`src` in build.toml"),
-    ],
-)
-def test_a_package_that_does_not_load(reports: dict[str, CheckReport], variant: str, message: str, hint: str) -> None:
-    (finding,) = reports[variant].findings
-    assert (finding.check, finding.path) == ("load", "__init__.py")
-    assert message in finding.message
-    assert hint in finding.hint
 
 
 @pytest.mark.parametrize(
@@ -96,19 +45,19 @@ def test_a_package_that_does_not_load(reports: dict[str, CheckReport], variant: 
     ],
 )
 def test_a_variant_that_the_client_would_reject_is_skipped(
-    reports: dict[str, CheckReport], variant: str, reason: str
+    load: Load, compile_module: Compile, tmp_path: Path, variant: str, reason: str
 ) -> None:
     if variant == STABLE_CUDA and torch.version.cuda is not None:
         pytest.skip("this Torch may load a CUDA variant")
-    assert reports[variant].findings == ()
-    assert reason in reports[variant].skipped["load"]
+    report = load(assemble(tmp_path, variant, compile_module(variant)))
+    assert report.findings == () and reason in report.skipped["load"]
 
 
 @pytest.mark.parametrize(
     "statement", ["import triton_that_is_absent", "from triton_that_is_absent.language import x", "from . import part"]
 )
 def test_a_module_that_this_machine_lacks_skips_the_check(load: Load, tmp_path: Path, statement: str) -> None:
-    """A machine without a GPU has no Triton. What users have is a question for the check `python-imports`."""
+    """A machine without a GPU has no Triton. The check `python-imports` knows the modules of users."""
     files = {"__init__.py": f"{statement}\n", "part.py": "import triton_that_is_absent\n"}
     report = load(assemble(tmp_path, "torch-cpu", None, files))
     assert report.findings == ()
@@ -153,6 +102,8 @@ def test_a_process_that_is_killed_or_hangs_is_replaced(tmp_path: Path, signal_na
     """A package can stop the process that all packages of a project share, and not that of the next project."""
     bad = loading(tmp_path / "bad", "torch-cpu", f"os.kill(os.getppid(), signal.{signal_name})")
     good = loading(tmp_path / "good", "torch-cpu", "")
+    with ProbeProcess("/bin/false") as probe:
+        assert probe.ask(*NOTHING)(60) == ("failed", "the process ended with status 1")
     with ProbeProcess() as probe:
         probe.ask(*NOTHING)(60)
         assert message in str(probe.ask("60", "{}", asking_for(bad))(3))
@@ -197,11 +148,6 @@ def test_a_forged_answer_fails_its_own_project(statement: str, tmp_path: Path, m
         assert report.passed == ("load",), report
 
 
-def test_a_process_that_ends_is_reported_with_its_status() -> None:
-    with ProbeProcess("/bin/false") as probe:
-        assert probe.ask(*NOTHING)(60) == ("failed", "the process ended with status 1")
-
-
 def test_a_package_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hanging, good = loading(tmp_path, "torch-cpu", "time.sleep(60)"), loading(tmp_path, "torch-cuda", "")
     with ProbeProcess() as probe:
@@ -214,10 +160,8 @@ def test_a_package_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
     assert finding.hint == "look at code that runs when the package is imported: it waits, or computes for too long"
 
 
-def test_a_debugger_stops_in_a_package(build: Path, tmp_path: Path) -> None:
-    package = shutil.copytree(build / "torch-cpu", tmp_path / "torch-cpu")
-    with (package / "__init__.py").open("a") as file:
-        file.write("\nlevel = 'of the package'\nbreakpoint()\n")
+def test_a_debugger_stops_in_a_package(tmp_path: Path) -> None:
+    package = loading(tmp_path, "torch-cpu", "level = 'of the package'\nbreakpoint()")
     command = [sys.executable, "-m", "kernel_builder.checks.probe", "load", str(package)]
     done = subprocess.run(command, input="p level\ncontinue\n", capture_output=True, text=True, check=True)
     assert "'of the package'" in done.stdout

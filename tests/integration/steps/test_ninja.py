@@ -41,7 +41,7 @@ def planned(directory: Path) -> Graph:
     return plan([(read_project(directory), [Variant.parse(CPU)])], Toolchains())
 
 
-def test_only_missing_outputs_are_built(directory: Path, new_cache: NewCache) -> None:
+def test_only_missing_and_damaged_outputs_are_built(directory: Path, new_cache: NewCache) -> None:
     graph, cache = planned(directory), new_cache("cache")
     (binary,) = graph.binaries
     recorded = RecordedProgress()
@@ -62,33 +62,9 @@ def test_only_missing_outputs_are_built(directory: Path, new_cache: NewCache) ->
     output_path(cache, binary.objects[1]).unlink()
     assert run() == (1, 2)
     assert output_path(cache, binary).read_bytes() == whole
-
-
-def test_other_work_begins_beside_the_last_compile_step(directory: Path, new_cache: NewCache) -> None:
-    """Not before a step has succeeded, or after one has failed."""
-    cache, calls = new_cache("cache"), list[int]()
-
-    def idle() -> None:
-        calls.append(len(list(cache.rglob("*.o"))))
-
-    ninja_run.run(planned(directory), cache, jobs=2, idle=idle)
-    assert calls and calls[0] in (1, 2)
-    calls.clear()
-    with (directory / "scale" / "scale_cpu.cpp").open("a") as source:
-        source.write("#error\n")
-    assert ninja_run.run(planned(directory), new_cache("other"), jobs=2, idle=idle).failures
-    assert not calls
-
-
-def test_damaged_outputs_are_built_again(directory: Path, new_cache: NewCache) -> None:
-    graph, cache = planned(directory), new_cache("cache")
-    (binary,) = graph.binaries
-    assert ninja_run.run(graph, cache, jobs=2).steps == 3
-    whole = output_path(cache, binary).read_bytes()
     os.truncate(output_path(cache, binary), 1000)
     os.truncate(output_path(cache, binary.objects[0]), 0)
-    outcome = ninja_run.run(graph, cache, jobs=1)
-    assert (outcome.compiles, outcome.steps) == (1, 2)
+    assert run() == (1, 2)
     assert output_path(cache, binary).read_bytes() == whole
 
 
@@ -117,9 +93,5 @@ def test_a_failed_step_keeps_the_results_of_others(directory: Path, new_cache: N
     (binary,) = graph.binaries
     (error,) = outcome.errors_of(binary)
     assert error.where == str(source)
-    assert error.log is not None
-    log = Path(error.log).read_text()
-    assert error.command and error.command in log
-    assert "torch_binding.cpp" in error.output and error.output in log
     source.write_text(right)
     assert ninja_run.run(planned(directory), cache, jobs=2).compiles == 1

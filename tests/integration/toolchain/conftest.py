@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -59,8 +60,6 @@ CUDA_TABLE = """\
 title = "CUDA 13.0"
 required-by = "cuda-toolkit 13.0"
 files = [
-    { project = "nvidia-cuda-cccl", prefix = "nvidia/cu13/", take = [""] },
-    { project = "nvidia-cuda-crt", prefix = "nvidia/cu13/", take = [""] },
     { project = "nvidia-cuda-nvcc", prefix = "nvidia/cu13/", take = [""] },
     { project = "nvidia-cuda-runtime", prefix = "nvidia/cu13/", take = [""] },
     { project = "nvidia-nvvm", prefix = "nvidia/cu13/", take = ["include/", "nvvm/"] },
@@ -71,7 +70,6 @@ title = "CUDA 13.0 library headers"
 required-by = "cuda-toolkit 13.0"
 files = [
     { project = "nvidia-cublas", prefix = "nvidia/cu13/", take = ["include/"] },
-    { project = "nvidia-cusparse", prefix = "nvidia/cu13/", take = ["include/"] },
     { project = "nvidia-cudnn-cu13", release = "9.19", prefix = "nvidia/cudnn/", take = ["include/"] },
 ]
 """
@@ -146,7 +144,6 @@ def start(
 @pytest.fixture
 def unpacked(wheel_files: dict[str, bytes]) -> Callable[[str], dict[str, bytes]]:
     """Return a function that reads the files of a synthetic wheel with the standard library."""
-    import zipfile
 
     def read(name: str) -> dict[str, bytes]:
         with zipfile.ZipFile(io.BytesIO(wheel_files[name])) as archive:

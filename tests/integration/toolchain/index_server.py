@@ -14,7 +14,6 @@ import zipfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 
 from tests.support.loopback import QuietHandler, served
 
@@ -47,31 +46,21 @@ def wheel(project: str, version: str, files: Mapping[str, bytes], metadata: str 
 
 
 # Project -> version and files of its wheels; each has a compiler's or a header's part of CUDA 13.0.
+_NVCC_FILES = {
+    "bin/nvcc": NVCC,
+    "bin/nvcc.profile": b"TOP = $(_HERE_)/..\n",
+    "bin/ptxas": b"\x7fELF" + noise("ptxas", 3_000_000),
+}
+_NVVM_FILES = {
+    "lib/libnvvm.so.4": b"\x7fELF" + noise("libnvvm", 2_000_000),
+    "nvvm/bin/cicc": b"\x7fELF" + noise("cicc", 1_000_000),
+}
+_CUBLAS_FILES = {"include/cublas_v2.h": b"// cublas\n", "lib/libcublas.so.13": noise("libcublas", 1_000_000)}
 _CUDA_13: dict[str, tuple[str, dict[str, bytes]]] = {
-    "nvidia-cuda-nvcc": (
-        "13.0.88",
-        {
-            "bin/nvcc": NVCC,
-            "bin/nvcc.profile": b"TOP = $(_HERE_)/..\n",
-            "bin/ptxas": b"\x7fELF" + noise("ptxas", 3_000_000),
-            "bin/fatbinary": b"\x7fELF fatbinary",
-        },
-    ),
-    "nvidia-cuda-crt": ("13.0.88", {"include/crt/host_config.h": b"// crt\n"}),
-    "nvidia-nvvm": (
-        "13.0.88",
-        {
-            "lib/libnvvm.so.4": b"\x7fELF" + noise("libnvvm", 2_000_000),
-            "nvvm/bin/cicc": b"\x7fELF" + noise("cicc", 1_000_000),
-        },
-    ),
+    "nvidia-cuda-nvcc": ("13.0.88", _NVCC_FILES),
+    "nvidia-nvvm": ("13.0.88", _NVVM_FILES),
     "nvidia-cuda-runtime": ("13.0.96", {"include/cuda_runtime.h": b"// runtime\n", "lib/libcudart.so.13": b"\x7fELF"}),
-    "nvidia-cuda-cccl": ("13.0.85", {"include/cccl/cub/cub.cuh": b"// cub\n"}),
-    "nvidia-cublas": (
-        "13.1.1.3",
-        {"include/cublas_v2.h": b"// cublas\n", "lib/libcublas.so.13": b"\x7fELF" + noise("libcublas", 1_000_000)},
-    ),
-    "nvidia-cusparse": ("12.6.3.3", {"include/cusparse.h": b"// cusparse\n"}),
+    "nvidia-cublas": ("13.1.1.3", _CUBLAS_FILES),
 }
 
 
@@ -84,11 +73,7 @@ def _compilers(machine: str) -> dict[str, bytes]:
     # A newer compiler of the same release that no cuda-toolkit requires.
     parts["nvidia-cuda-nvcc", "13.0.99"] = {"nvidia/cu13/bin/nvcc": b""}
     for version in ("9.18.0.1", "9.19.0.56", "9.26.0.51"):
-        header = {
-            "nvidia/cudnn/include/cudnn.h": f"// {version}\n".encode(),
-            "nvidia/cudnn/lib/libcudnn.so.9": b"\x7fELF",
-        }
-        parts["nvidia-cudnn-cu13", version] = header
+        parts["nvidia-cudnn-cu13", version] = {"nvidia/cudnn/include/cudnn.h": f"// {version}\n".encode()}
     tag = f"py3-none-manylinux2014_{machine}.manylinux_2_17_{machine}"
     return {
         f"{project.replace('-', '_')}-{version}-{tag}.whl": wheel(project, version, files)
@@ -109,58 +94,43 @@ CUTLASS = {
 }
 
 
-def _version_header(version: str) -> bytes:
-    numbers = zip(("MAJOR", "MINOR", "PATCH"), version.split("."), strict=True)
-    return "".join(f"#define CUTLASS_{part} {number}\n" for part, number in numbers).encode()
-
-
 def _header_libraries() -> dict[str, bytes]:
     """Return a wheel and two source distributions with the files of a header library, and others."""
     header = "include/cutlass/version.h"
-    everything = CUTLASS | {header: _version_header("3.8.0")}
-    in_wheel = {f"headers/source/{name}": data for name, data in everything.items()}
-    tools = {name: data for name, data in CUTLASS.items() if name.startswith("tools/")}
-    include = {name: data for name, data in CUTLASS.items() if name.startswith("include/")}
+    versions = {number: f"#define CUTLASS_MAJOR {number}\n".encode() for number in (3, 4)}
+    tools = {name: data for name, data in CUTLASS.items() if name.startswith("tools/")} | {header: b"// other"}
+    include = {name: data for name, data in CUTLASS.items() if name.startswith("include/")} | {header: versions[4]}
+    everything = {f"headers/source/{name}": data for name, data in (CUTLASS | {header: versions[3]}).items()}
     return {
-        "headers-3.8.0-py3-none-any.whl": wheel("headers", "3.8.0", in_wheel),
-        "other_kernels-1.0.tar.gz": sdist(
-            "other_kernels-1.0", {f"3rdparty/{name}": data for name, data in (tools | {header: b"// other"}).items()}
-        ),
-        "kernels-2.0.tar.gz": sdist(
-            "kernels-2.0",
-            {f"deps/{name}": data for name, data in (include | {header: _version_header("4.0.0")}).items()},
-        ),
+        "headers-3.8.0-py3-none-any.whl": wheel("headers", "3.8.0", everything),
+        "other_kernels-1.0.tar.gz": sdist("other_kernels-1.0/3rdparty", tools),
+        "kernels-2.0.tar.gz": sdist("kernels-2.0/deps", include),
     }
 
 
-def sdist(stem: str, files: Mapping[str, bytes]) -> bytes:
+def sdist(prefix: str, files: Mapping[str, bytes]) -> bytes:
     """Return the bytes of a source distribution, which depend on the arguments alone."""
     buffer = io.BytesIO()
     with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
         for name, data in files.items():
-            member = tarfile.TarInfo(f"{stem}/{name}")
+            member = tarfile.TarInfo(f"{prefix}/{name}")
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
     return buffer.getvalue()
 
 
 def _torch_wheel(version: str, mark: str) -> bytes:
-    include = "torch/include"
-    return wheel(
-        "torch",
-        version,
-        metadata=f"Version: {version}\nRequires-Dist: nvidia-cudnn-cu13==9.19.0.56; platform_system == 'Linux'\n",
-        files={
-            "torch/lib/libtorch_cpu.so": noise(f"{version}{mark}", 200_000),
-            f"{include}/ATen/Config.h": b"// config\n",
-            f"{include}/ATen/ATen.h": noise("ATen", 200_000),
-            f"{include}/torch/csrc/api/include/torch/all.h": b"// all\n",
-            f"{include}/torch/csrc/stable/library.h": f"// stable {version} {mark}\n".encode(),
-            f"{include}/torch/headeronly/version.h": f"// {version} {mark}\n".encode(),
-            f"{include}/torch/library.h": b"// library\n",
-            "torch/version.py": noise("tail", 100_000),
-        },
-    )
+    files = {
+        "torch/lib/libtorch_cpu.so": noise(f"{version}{mark}", 200_000),
+        "torch/include/ATen/Config.h": b"// config\n",
+        "torch/include/ATen/ATen.h": noise("ATen", 200_000),
+        "torch/include/torch/csrc/api/include/torch/all.h": b"// all\n",
+        "torch/include/torch/csrc/stable/library.h": f"// stable {version} {mark}\n".encode(),
+        "torch/include/torch/headeronly/version.h": f"// {version} {mark}\n".encode(),
+        "torch/version.py": noise("tail", 100_000),
+    }
+    required = "Requires-Dist: nvidia-cudnn-cu13==9.19.0.56; platform_system == 'Linux'\n"
+    return wheel("torch", version, files, f"Version: {version}\n{required}")
 
 
 def build_wheels() -> dict[str, bytes]:
@@ -266,19 +236,19 @@ class IndexServer:
         """Bytes of files sent so far."""
         return sum(request.sent for request in self.requests)
 
-    def _answer(self, handler: BaseHTTPRequestHandler) -> None:
+    def _answer(self, handler: QuietHandler) -> None:
         if match := re.fullmatch(r"/simple/([^/]+)/", handler.path):
             self._page(handler, match[1])
         elif handler.path.removeprefix("/files/") in self.files:
             self._file(handler, handler.path.removeprefix("/files/"))
         else:
-            self._send(handler, 404, b"")
+            handler.send(404)
 
-    def _page(self, handler: BaseHTTPRequestHandler, project: str) -> None:
+    def _page(self, handler: QuietHandler, project: str) -> None:
         if self.password:
             expected = "Basic " + base64.b64encode(":".join(self.password).encode()).decode()
             if handler.headers["Authorization"] != expected:
-                self._send(handler, 401, b"")
+                handler.send(401)
                 return
         links = [
             f'<a href="{self._address.replace("127.0.0.1", self.file_host)}/files/{name}#sha256='
@@ -287,22 +257,15 @@ class IndexServer:
             if name.partition("-")[0].replace("_", "-") == project
         ]
         page = "<!DOCTYPE html><html><body>" + "<br/>".join(links) + "</body></html>"
-        self._send(handler, 200 if links else 404, page.encode())
+        handler.send(200 if links else 404, page.encode(), Content_Type="text/html")
 
-    def _send(self, handler: BaseHTTPRequestHandler, status: int, body: bytes) -> None:
-        handler.send_response(status)
-        handler.send_header("Content-Type", "text/html")
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        handler.wfile.write(body)
-
-    def _file(self, handler: BaseHTTPRequestHandler, name: str) -> None:
+    def _file(self, handler: QuietHandler, name: str) -> None:
         fault = self.faults.get(name, Fault())
         if fault.times == 0:
             fault = Fault()
         fault.times -= 1
         if fault.status:
-            self._send(handler, fault.status, b"")
+            handler.send(fault.status)
             return
         data = bytearray(self.files[name])
         if fault.flip is not None:
@@ -316,10 +279,7 @@ class IndexServer:
             else:  # the last bytes of the file
                 start = max(len(data) - int(wanted[2]), 0)
         if start >= stop:
-            handler.send_response(416)
-            handler.send_header("Content-Range", f"bytes */{len(data)}")
-            handler.send_header("Content-Length", "0")
-            handler.end_headers()
+            handler.send(416, Content_Range=f"bytes */{len(data)}")
             return
         request = ServedRequest(name, start, stop, authorization=handler.headers["Authorization"])
         self.requests.append(request)

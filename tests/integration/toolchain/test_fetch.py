@@ -6,7 +6,6 @@ import os
 import signal
 import stat
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.toolchain import Toolchains, lock
 from kernel_builder.toolchain.index import Index, configured_url
 from kernel_format.errors import FetchError, StoreError
+from tests.integration.build_command.conftest import wait_for
 
 from .index_server import CUTLASS, Fault, IndexServer
 
@@ -41,13 +41,6 @@ def fetched_with_cuda(pinned: lock.Lock) -> int:
     """Return the bytes of the compiler and of the headers of CUDA's libraries."""
     names = ("cuda-13.0", "cuda-libraries-13.0")
     return sum(pin.download for name in names for pin in pinned[name][this_platform()].files)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def assert_only_finished_trees(cache: Path) -> None:
@@ -185,7 +178,7 @@ def test_after_kill_9_in_a_download_only_the_missing_bytes_are_fetched(
 ) -> None:
     server.faults[NVCC] = Fault(rate=2_000_000)
     process = start("fetch", "cuda-13.0", "cuda-libraries-13.0")
-    wait_until(lambda: any(r.file == NVCC and r.sent > 1_500_000 for r in server.requests))
+    assert wait_for(lambda: any(r.file == NVCC and r.sent > 1_500_000 for r in server.requests), 30)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not list(cache.glob("toolchains/trees/[!.]*"))
@@ -205,7 +198,7 @@ def test_after_kill_9_in_a_download_only_the_missing_bytes_are_fetched(
 def test_two_processes_download_once(start: Start, server: IndexServer, pinned: lock.Lock) -> None:
     slow = server.faults[NVCC] = Fault(rate=50_000)
     first = start("fetch", "cuda-13.0", "cuda-libraries-13.0")
-    wait_until(lambda: any(r.file == NVCC for r in server.requests))
+    assert wait_for(lambda: any(r.file == NVCC for r in server.requests), 30)
     second = start("fetch", "cuda-13.0", "cuda-libraries-13.0")
     assert second.stderr and "waiting for another process" in second.stderr.readline()
     slow.rate = None

@@ -1,7 +1,8 @@
-"""The commands that maintain the store: verify, list, clean, fetch."""
+"""The commands that maintain the store: verify, list, clean, fetch. Trees are whole whenever a process is killed."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -9,7 +10,10 @@ from pathlib import Path
 
 from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import Release
+from kernel_builder.progress import Silent
 from kernel_builder.toolchain import Toolchains
+from kernel_builder.toolchain.store import Store
+from tests.support.kills import killed_at_each_change
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -50,3 +54,58 @@ def test_list_shows_sizes_and_an_unpinned_release_is_refused(
     process = start("fetch", "cuda-12.6")
     _, errors = process.communicate()
     assert process.returncode == 4 and "cuda-12.6" in errors and "cuda-13.0" in errors, "those that are pinned"
+
+
+def make_tree(scratch: Path, directory: Path) -> None:
+    download = scratch / "download"
+    if not download.exists():
+        download.write_text("content")
+    (directory / "bin").mkdir()
+    (directory / "bin" / "tool").write_text(download.read_text())
+
+
+def present(root: Path) -> set[str]:
+    """Return what is in the store besides its locks."""
+    return {str(path.relative_to(root)) for path in root.rglob("*")} - {"locks", "locks/tree", "trees", "scratch"}
+
+
+WHOLE = {"trees/tree", *(f"trees/tree/{name}" for name in ("manifest.json", "tree", "tree/bin", "tree/bin/tool"))}
+
+
+def test_a_tree_is_whole_and_alone_whenever_itsmake_treer_is_killed(tmp_path: Path) -> None:
+    killed = 0
+
+    def obtain() -> None:
+        Store(tmp_path / str(killed), Silent()).obtain("tree", "a tree", make_tree)
+
+    for call in killed_at_each_change(obtain):
+        root = tmp_path / str(killed)
+        store = Store(root, Silent())
+        assert not store.trees() or present(root) == WHOLE, call
+        tree = store.obtain("tree", "a tree", make_tree)
+        assert (tree / "bin" / "tool").read_text() == "content" and not list(store.damages("tree")), call
+        assert present(root) == WHOLE, call
+        killed += 1
+    assert killed > 10
+
+
+def test_a_tree_is_whole_or_gone_whenever_its_remover_is_killed(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    store = Store(root, Silent())
+
+    def remove() -> None:
+        store.obtain("tree", "a tree", make_tree)
+        store.clear()
+
+    for call in killed_at_each_change(remove):
+        assert not store.trees() or present(root) == WHOLE, call
+    assert present(root) == set()
+
+
+def test_trees_of_an_earlier_time_are_removed(tmp_path: Path) -> None:
+    store = Store(tmp_path, Silent())
+    for name in ("earlier", "later"):
+        store.obtain(name, name, make_tree)
+    os.utime(tmp_path / "trees/earlier", (100, 100))
+    store.clear(before=200)
+    assert list(store.trees()) == ["later"]

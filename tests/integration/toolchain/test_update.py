@@ -18,7 +18,7 @@ from .conftest import LIBRARIES as HEADER_LIBRARIES
 from .index_server import IndexServer, wheel
 
 _MATRIX = """\
-# What goes together.
+# Releases that go together.
 
 [hub]
 torch-releases = 2
@@ -32,7 +32,7 @@ torch-releases = 2
 # And this one is of nothing.
 """
 _CUDA = """\
-# What is known of CUDA.
+# The known releases of CUDA.
 
 # The first release.
 [torch."2.9"]
@@ -117,26 +117,14 @@ def torch_files() -> dict[str, bytes]:
 
 @pytest.fixture
 def index(wheel_files: dict[str, bytes], torch_files: dict[str, bytes]) -> Iterator[IndexServer]:
-    """An index with Torch 2.10, and what `release` adds."""
+    """An index with Torch 2.10, and the files that `release` adds."""
     with IndexServer(wheel_files | {name: data for name, data in torch_files.items() if "-2.10" in name}) as server:
         yield server
 
 
 @pytest.fixture
-def builds() -> Iterator[IndexServer]:
-    """The index with Torch's builds for every CUDA release, of which only the names are read."""
-    names = [
-        f"torch-{version}-cp311-cp311-manylinux_2_28_{machine}.whl"
-        for version in ("2.10.3+cu126", "2.16.0+cpu", "2.16.0+cu130", "2.16.0+cu134", "2.16.0+cu129", "2.16.0+xpu")
-        for machine in ("x86_64", "aarch64")
-    ]
-    with IndexServer(dict.fromkeys(names, b"")) as server:
-        yield server
-
-
-@pytest.fixture
 def checkout(tmp_path: Path, index: IndexServer) -> Path:
-    """The tables of a builder that knows what is on the index."""
+    """The tables of a builder that knows all releases of the index."""
     root = tmp_path / "checkout"
     pinned = resolve(Index(index.url), COMPONENTS, Silent())
     for name, text in {MATRIX: _MATRIX, LOCK: lock.dumps(pinned), SHIMS: _SHIMS, CUDA: _CUDA}.items():
@@ -147,23 +135,20 @@ def checkout(tmp_path: Path, index: IndexServer) -> Path:
     return root
 
 
-def find_update(checkout: Path, index: IndexServer, builds: IndexServer) -> Update:
-    return find(
-        checkout,
-        HEADER_LIBRARIES,
-        index_url=index.url,
-        torch_index=builds.url,
-        progress=Silent(),
-        cache=checkout.parent / "cache",
-    )
+def find_update(checkout: Path, index: IndexServer) -> Update:
+    """Of the index with Torch's builds for every CUDA release, only the names are read."""
+    versions = ("2.10.3+cu126", *(f"2.16.0+{build}" for build in ("cpu", "cu130", "cu134", "cu129", "xpu")))
+    tags = [f"cp311-cp311-manylinux_2_28_{machine}" for machine in ("x86_64", "aarch64")]
+    names = [f"torch-{version}-{tag}.whl" for version in versions for tag in tags]
+    with IndexServer(dict.fromkeys(names, b"")) as builds:
+        urls = {"index_url": index.url, "torch_index": builds.url}
+        return find(checkout, HEADER_LIBRARIES, **urls, progress=Silent(), cache=checkout.parent / "cache")
 
 
-def test_a_new_torch_release(
-    checkout: Path, index: IndexServer, builds: IndexServer, torch_files: dict[str, bytes]
-) -> None:
+def test_a_new_torch_release(checkout: Path, index: IndexServer, torch_files: dict[str, bytes]) -> None:
     before = {name: (checkout / name).read_text() for name in FILES}
     index.files |= torch_files
-    update = find_update(checkout, index, builds)
+    update = find_update(checkout, index)
     assert before == {name: (checkout / name).read_text() for name in FILES}, "nothing is written yet"
     update.write(checkout)
     assert set(update.files) == set(FILES)
@@ -185,13 +170,13 @@ def test_a_new_torch_release(
     ):
         assert line in update.changes
     assert any(line.startswith("Torch 2.16 for CUDA 12.9, 13.0, 13.4, with C++20") for line in update.changes)
-    assert find_update(checkout, index, builds) == Update((), {})
+    assert find_update(checkout, index) == Update((), {})
 
 
-def test_a_new_patch(checkout: Path, index: IndexServer, builds: IndexServer) -> None:
+def test_a_new_patch(checkout: Path, index: IndexServer) -> None:
     for machine in ("x86_64", "aarch64"):
         name = f"torch-2.10.3-cp311-cp311-manylinux_2_28_{machine}.whl"
         index.files[name.replace("2.10.3", "2.10.4")] = index.files[name].replace(b"2.10.3", b"2.10.4")
-    update = find_update(checkout, index, builds)
+    update = find_update(checkout, index)
     assert "torch-2.10.4-" in update.files[LOCK]
     assert set(update.files) == {LOCK}

@@ -80,18 +80,8 @@ def test_an_import_may_be_killed_and_run_twice_at_once(pair: tuple[RunningHub, R
     inside, outside = pair
     for number in range(3):
         publish_kernel(outside, write_kernel(tmp_path / f"{number}"), repo_id=f"kernels-community/k{number}")
-    command = [
-        sys.executable,
-        "-m",
-        "kernel_builder",
-        "hub",
-        "import",
-        "kernels-community",
-        "--from",
-        outside.url,
-        "--endpoint",
-        inside.url,
-    ]
+    places = ["--from", outside.url, "--endpoint", inside.url]
+    command = [sys.executable, "-m", "kernel_builder", "hub", "import", "kernels-community", *places]
     for seconds in (1.5, 3):
         with subprocess.Popen(command, env=inside.environment, stderr=subprocess.DEVNULL) as process:
             time.sleep(seconds)

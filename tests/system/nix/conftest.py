@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from kernel_format.files import locked, write_atomically
+from tests.support.git import git
 from tests.support.optimization import without_optimization
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 CONFIG = """
 experimental-features = nix-command flakes
@@ -86,9 +87,8 @@ class Nix:
 
 def committed(directory: Path) -> None:
     """Make a directory a git repository with all its files in one commit."""
-    identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
-    for command in (["init", "--quiet"], ["add", "--all"], [*identity, "commit", "--quiet", "--message", "test"]):
-        subprocess.run(["git", "-C", str(directory), *command], check=True)
+    for command in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message", "test"]):
+        git(directory, *command)
 
 
 @pytest.fixture(scope="session")
@@ -144,13 +144,7 @@ def _make_flake(nix: Nix, copy: Path) -> None:
         "certificates": _certificates(),
     }
     (nixpkgs / "machine.json").write_text(json.dumps(machine))
-    listed = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    for name in listed.stdout.split("\0"):
+    for name in git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
         if name and (ROOT / name).exists():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
@@ -178,12 +172,8 @@ def _add_wheels(nix: Nix, flake: Path) -> None:
     requirements.write_text("".join(lines))
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     subprocess.run([*command, "--dest", str(downloads), "--requirement", str(requirements)], check=True)
-    subprocess.run(
-        ["nix-store", "--add-fixed", "sha256", *downloads.iterdir()],
-        check=True,
-        env=nix.environment,
-        stdout=subprocess.DEVNULL,
-    )
+    command = ["nix-store", "--add-fixed", "sha256", *map(str, downloads.iterdir())]
+    subprocess.run(command, check=True, env=nix.environment, stdout=subprocess.DEVNULL)
 
 
 @pytest.fixture

@@ -49,7 +49,6 @@ def scale(kernel_flake: KernelFlake, tmp_path: Path) -> Path:
     """Make a flake of `stable-scale` with tests and a Hub repository."""
     project = Path(shutil.copytree(PROJECTS / "stable-scale", tmp_path / "original" / "stable-scale"))
     config = (project / "build.toml").read_text()
-    config = config.replace('["9.0"]', '["12.0+PTX"]')
     config = config.replace("[torch]", '[general.hub]\nrepo-id = "kernels-community/stable-scale"\n\n[torch]')
     files = {
         "build.toml": config,
@@ -86,15 +85,6 @@ def test_a_kernel_has_the_bytes_of_the_command_line_build(nix: Nix, flake: Path,
     assert digests(nix.build(flake, f"geglu-{CPU}")) == expected
 
 
-@pytest.mark.parametrize("variant", [CUDA, pytest.param(CUDA_12, marks=pytest.mark.nightly)])
-def test_device_code_has_the_bytes_of_the_command_line_build(
-    nix: Nix, flake: Path, scale: Path, tmp_path: Path, variant: str
-) -> None:
-    """By nvcc, and by clang for CUDA 12, whose toolkit takes another 20 s of CPU time."""
-    expected = built_by_the_command_line(flake, scale, tmp_path / "out", "--variant", variant)
-    assert digests(nix.build(scale, f"redistributable.{variant}")) == expected
-
-
 def test_cpu_tests_pass_on_the_built_packages(nix: Nix, scale: Path) -> None:
     check = f".#checks.{os.uname().machine}-linux.stable-scale-cpu-tests"
     done = nix.run(scale, "build", check, "--no-link", "--print-build-logs")
@@ -121,8 +111,10 @@ def test_a_change_rebuilds_only_its_packages(nix: Nix, flake: Path, scale: Path,
 @pytest.mark.parametrize(
     ("name", "variant"),
     [
-        pytest.param("full-scale", full_abi(NEWEST, "cpu"), marks=pytest.mark.nightly),  # unpacks another Torch
         ("python-only", "torch-cpu"),
+        ("stable-scale", CUDA),
+        pytest.param("stable-scale", CUDA_12, marks=pytest.mark.nightly),  # clang: another toolkit
+        pytest.param("full-scale", full_abi(NEWEST, "cpu"), marks=pytest.mark.nightly),  # another Torch
     ],
 )
 def test_a_project_has_the_bytes_of_the_command_line_build(
@@ -133,10 +125,11 @@ def test_a_project_has_the_bytes_of_the_command_line_build(
     assert digests(nix.build(project, f"redistributable.{variant}")) == expected
 
 
-def test_the_builder_has_the_kit_for_new_projects(nix: Nix, flake: Path, tmp_path: Path) -> None:
+def test_the_flake_has_blocks_and_the_kit_for_new_projects(nix: Nix, flake: Path, tmp_path: Path) -> None:
     project = tmp_path / "new"
     nix.run(flake, "run", ".#kernel-builder", "--", "init", str(project), "--name", "org/new")
     assert (project / "kit/rows.h").read_bytes() == (ROOT / "kernels/kit/rows.h").read_bytes()
+    assert [path.name for path in nix.build(flake, "blocks-torch-cpu").iterdir()] == ["torch-cpu"]
 
 
 def test_another_hash_in_the_lock_is_refused(nix: Nix, flake: Path, tmp_path: Path) -> None:
@@ -183,10 +176,6 @@ def test_ci_tests_and_test_shells_have_the_kernel(nix: Nix, scale: Path) -> None
     )
     done = nix.run(scale, "develop", f".#testShells.{CPU}", "--command", "python3", "-c", load)
     assert done.stdout.split() == [str(built / "__init__.py")] * 2  # by its Python name it is the same module
-
-
-def test_blocks_are_built(nix: Nix, flake: Path) -> None:
-    assert [path.name for path in nix.build(flake, "blocks-torch-cpu").iterdir()] == ["torch-cpu"]
 
 
 LOAD = """

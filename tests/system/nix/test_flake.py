@@ -75,9 +75,8 @@ def test_nix_and_python_offer_the_same_variants(nix: Nix, tmp_path: Path, system
 
 
 def test_an_unknown_variant_is_refused_with_the_list(nix: Nix, flake: Path) -> None:
-    done = nix.run(
-        flake, "eval", ".#rmsnorm", "--apply", 'kernel: (kernel.variant "torch99-cxx11-cu130").name', ok=False
-    )
+    named = 'kernel: (kernel.variant "torch99-cxx11-cu130").name'
+    done = nix.run(flake, "eval", ".#rmsnorm", "--apply", named, ok=False)
     assert done.returncode != 0
     for words in ("rmsnorm has no variant torch99-cxx11-cu130", CPU, CUDA):
         assert words in done.stderr
@@ -87,20 +86,12 @@ def test_an_unknown_variant_is_refused_with_the_list(nix: Nix, flake: Path) -> N
 def test_all_outputs_evaluate(nix: Nix, flake: Path, system: str) -> None:
     packages = nix.run(flake, "eval", "--raw", f".#packages.{system}.default.drvPath").stdout
     assert packages.endswith("-kernels.drv")
-    for outputs, needed in (
-        (
-            "packages",
-            {
-                f"rmsnorm-{CPU}".replace("x86_64-linux", system),
-                "rope3d",
-                "blocks",
-                "kernel-builder",
-                "build-and-upload",
-            },
-        ),
-        ("devShells", {CUDA.replace("x86_64-linux", system), "default"}),
-        ("checks", {"rmsnorm", "rmsnorm-cpu-tests"}),
-    ):
+    cpu, cuda = (name.replace("x86_64-linux", system) for name in (CPU, CUDA))
+    for outputs, needed in {
+        "packages": {f"rmsnorm-{cpu}", "rope3d", "blocks", "kernel-builder", "build-and-upload"},
+        "devShells": {cuda, "default"},
+        "checks": {"rmsnorm", "rmsnorm-cpu-tests"},
+    }.items():
         apply = "builtins.mapAttrs (_: value: value.drvPath)"
         done = nix.run(flake, "eval", "--json", f".#{outputs}.{system}", "--apply", apply)
         assert needed <= json.loads(done.stdout).keys()

@@ -1,4 +1,4 @@
-"""Every kernel of `kernels/` is offered for all variants, and builds, on one x86_64 machine.
+"""Every kernel of `kernels/` is offered for all variants, and builds, on one x86_64 machine; its runtime libraries.
 
 A failure means that a compiler refuses a kernel's sources, or that the builder offers other variants than it should.
 """
@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder import elf
 from kernel_builder.backends.rocm import code_objects
 from kernel_format.cache_directory import default_cache
-from tests.integration.build_command.conftest import Run
+from tests.integration.build_command.conftest import Copy, NewCache, Run, run_python
 from tests.support.optimization import without_optimization
 from tests.support.places import CPU, CUDA, ROOT
 
@@ -63,3 +64,30 @@ def test_every_kernel_builds_with_every_compiler(name: str, tmp_path: Path, kern
             assert package["checks"]["findings"] == []
             (binary,) = (project / "build" / package["variant"]).glob("*.so")
             assert {code.arch for code in code_objects.read(binary)} == {"gfx942"}
+
+
+# Calls a kernel, and prints the OpenMP runtimes that the process has.
+CALL = """
+import sys, torch
+from pathlib import Path
+from kernels import get_local_kernel
+kernel = get_local_kernel(Path(sys.argv[1]), backend="cpu")
+torch.ones(1 << 20).exp().sum()
+print(kernel.ops.library(), kernel.ops.exceptions(), kernel.ops.threads(3))
+maps = {line.split()[-1] for line in open("/proc/self/maps")}
+print(*[Path(name).name for name in maps if "omp" in Path(name).name])
+"""
+
+
+@pytest.mark.slow
+def test_the_runtime_libraries_of_a_kernel(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+    """Symbols of newer C++ headers are linked, state is shared, and OpenMP is Torch's."""
+    project = copy_project("cpu-runtime")
+    done = kernel_builder(new_cache("cache"), "build", project, "--variant", CPU)
+    assert done.code == 0, done
+    assert run_python(CALL, project).splitlines() == ["0 0 3", "libgomp.so.1"]
+    (binary,) = (project / "build" / CPU).glob("*.so")
+    versions = {symbol.name: symbol.version for symbol in elf.read(binary).undefined}
+    assert (versions["powf"], versions["expf"]) == ("GLIBC_2.2.5", "GLIBC_2.27")
+    for shared in ("_ZSt4cout", "_ZNSt5ctypeIcE2idE", "_ZNSt6localeD1Ev"):
+        assert versions[shared] == "GLIBCXX_3.4", shared

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from kernel_aot import cute_host, read_ops, variants
-from kernel_aot.cute_declaration import CuteOp, job
+from kernel_aot.cute_reader import CuteOp, job
+from kernel_aot.llvm_types import parse_type
 from kernel_builder.config import aot_toml
 from kernel_format.errors import ConfigError
 from tests.support.places import ROOT
@@ -73,7 +74,7 @@ def test_a_table_that_does_not_fit_is_an_error(tmp_path: Path, old: str, new: st
     ],
 )
 def test_types_have_the_layout_of_llvm(text: str, size: int, scalars: list[tuple[int, str]] | None) -> None:
-    kind = cute_host.parse_type(text)
+    kind = parse_type(text)
     assert kind.size == size
     assert scalars is None or list(kind.scalars()) == scalars
 

@@ -1,4 +1,4 @@
-"""aot.toml is completed from the kernels, and what does not fit is an error that names both."""
+"""aot.toml is completed from the kernels, and a contradiction is an error that names both."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_aot import Op, cpp_code, expressions, images, python_code, read_ops, variants
+from kernel_aot import Op, expressions, python_code, read_ops, select_language, variants
 from kernel_aot.images import Cubin
 from kernel_builder.config import aot_toml
 from kernel_builder.config.project import Project
@@ -71,19 +71,13 @@ def test_both_kinds_of_variants_are_offered_and_the_code_follows_the_table(tmp_p
     assert compiled[0].constants == {"BLOCK": 1024, "FLAG": False}
     assert [each.divisible for each in compiled[:3]] == [("x_ptr", "n"), ("x_ptr",), ()]
     assert op.configs[0].options == {"num_warps": 2, "num_stages": 3}
-    code = cpp_code.launcher(op, "kernels.py")
+    rows = [[Cubin(90, False, b"cubin", "scale_kernel", 64, 0, 0), Cubin(100, False, b"new", "scale_kernel", 64, 0, 0)]]
+    code, cubins = select_language({}).sources(op, rows, "kernels.py", {}).values()
     assert "if (flag == false) {" in code and 'aot::check_contiguous(x, "x");' in code
     assert "scale_kernels[(dtype * 2 + config) * 3 + hints]" in code
     assert max(map(len, code.splitlines())) <= 120
-    rows = [
-        [
-            Cubin(90, False, b"cubin", "scale_kernel", 64, 0, 0),
-            Cubin(100, False, b"new", "scale_kernel", 64, 0, 0),
-        ]
-    ]
-    code = images.images(op, rows)
-    assert code.count("#if CUDART_VERSION >= 13000") == 2
-    assert "{90, false, image_0, 0, 0}" in code
+    assert cubins.count("#if CUDART_VERSION >= 13000") == 2
+    assert "{90, false, image_0, 0, 0}" in cubins
     module = python_code.module([op], KERNELS, "kernels.py", 1)
     ast.parse(module)
     assert "import triton" not in module

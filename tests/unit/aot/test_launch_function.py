@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_aot import launch_function
+from kernel_aot import read_launch_function
 from kernel_format.errors import ConfigError
 
 KERNEL = """
@@ -35,7 +35,7 @@ def kernel(
 def read(tmp_path: Path, source: str) -> dict:
     path = tmp_path / "kernels.py"
     path.write_text(KERNEL + textwrap.dedent(source))
-    return launch_function.read(path, "launch")
+    return read_launch_function(path, "launch", {})
 
 
 def test_a_launch_function_is_read(tmp_path):

@@ -12,10 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from kernel_builder.cli import main
-from kernel_builder.cli.build_command import print_summary
-from kernel_builder.pipeline.summary import BuildSummary, BuiltPackage
 from kernel_builder.progress import shown
-from kernel_builder.steps.buildable import UnavailableVariant
 
 COMMANDS = sorted(main.list_commands(None))  # type: ignore[arg-type]
 HIDDEN = ["build-and-copy", "build-and-upload", "completions", "hash"]
@@ -60,21 +57,6 @@ def test_errors_are_text_or_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert answer["where"] and answer["hint"]
 
 
-def test_the_reason_why_variants_are_not_built_is_printed_once(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    reason, hint = "for aarch64-linux, and this build is for x86_64-linux", "add `--platform aarch64-linux`"
-    elsewhere = [UnavailableVariant("relu", name, reason, hint) for name in ("torch-b", "torch-c")]
-    built = BuiltPackage("relu", "torch-a", tmp_path, "_relu", "built", (), 2048, ("load",), {}, {}, None)
-    print_summary(BuildSummary((built,), (), tuple(elsewhere), {}, 0, 0, 0.0, 0.0))
-    assert capsys.readouterr().out.splitlines()[:4] == [
-        f"not built: relu/torch-b, relu/torch-c: {reason}",
-        f"    {hint}",
-        "variant  status  size   checks    binary shared with",
-        "torch-a  built   2 KiB  1 passed",
-    ]
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -94,16 +76,22 @@ def test_a_terminal_shows_the_last_report_and_keeps_messages(monkeypatch: pytest
     assert "\r\033[K[1/2] a lon\r" in stream.getvalue()
 
 
-def test_a_log_has_each_step_and_few_lines_for_a_download() -> None:
-    stream = io.StringIO()
-    with shown(stream) as progress:
-        progress.advance("building", 1, 2, detail="first")
-        progress.advance("building", 2, 2, detail="second")
-        for done in (1, 2, 3, 4):
-            progress.advance("nvcc.whl", done * 1_000_000, 4_000_000, unit="bytes")
-    assert stream.getvalue().splitlines() == [
-        "[1/2] first",
-        "[2/2] second",
-        "nvcc.whl: 1.0 of 4.0 MB",
-        "nvcc.whl: 4.0 of 4.0 MB",
-    ]
+# Commands of terminals and of CI services.
+ATTACKS = [
+    *("\x1b[2J", "\x1b]0;title\x07", "\r\x1b[K", "\x9b2J"),
+    *("\n::error::x", "\n  ::add-path::/x", "\n##[command]", "\u202e"),
+]
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("options", [{"color": True}, {}])
+def test_a_projects_text_is_printed_without_commands(tmp_path: Path, attack: str, options: dict[str, bool]) -> None:
+    project = tmp_path / f"kernel{attack.replace('/', '-')}"
+    project.mkdir()
+    (project / "build.toml").write_text("[general]\n")
+    done = CliRunner().invoke(main, ["check-config", str(project)], **options)
+    assert done.exit_code == 2 and "kernel" in done.stderr
+    for command in ("\x1b[2J", "\x1b]", "\r", "\x9b", "\u202e", "##["):
+        assert command not in done.output
+    assert not [line for line in done.output.splitlines() if line.strip().startswith("::")]

@@ -101,6 +101,7 @@ def test_what_does_not_exist_is_a_mistake(several: list[Path]) -> None:
     [
         ("torch", '["metal"]', "does not compile for metal: Metal's compiler is Apple's and runs on macOS only"),
         ("torch", '["xpu"]', "does not compile for xpu: the package index has Intel's runtime and no SYCL compiler"),
+        ("torch", '["rocm"]', "does not compile for rocm: it is on the full C++ ABI, and no package index has a Torch"),
         ("tvm-ffi", '["rocm"]', "does not compile for rocm: without Torch, which brings the HIP runtime"),
     ],
 )
@@ -180,6 +181,8 @@ def test_check_config_judges_flags_as_a_build_does(tmp_path: Path) -> None:
     (home / "inc").mkdir()
     kernel = json.loads(invoke("check-config", home, "--json").stdout)["projects"][0]["project"]["kernels"][-1]
     assert (kernel["include"], kernel["cxx_flags"]) == (["inc"], ["-O2"])
+    notice = "[kernel.demo_cuda] is for cuda, which is not in [general] backends: it is not built"
+    assert notice in invoke("check-config", home).stderr
     for flag, reason in (
         ("-ObjC++", "chooses a language"),
         ("-I/opt/x", "outside of the project"),

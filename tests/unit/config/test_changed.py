@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from kernel_builder.cli import main
 from kernel_builder.config.changed import touched
 from kernel_format.errors import ConfigError
 from tests.support.git import git
@@ -114,19 +111,3 @@ def test_errors_name_the_repository_and_what_to_do(repository: Path, tmp_path: P
     (tmp_path / "alone").mkdir()
     with pytest.raises(ConfigError, match="alone: git knows"):
         touched([tmp_path / "alone"], "HEAD")
-
-
-def test_list_variants_and_its_runners_leave_other_projects_out(repository: Path) -> None:
-    commit(repository, "two/build.toml", "broken on main")
-    commit(repository, "kit/kit.py", "changed")
-    directories = [str(repository / name) for name in ("one", "two")]
-
-    def listed(*options: str) -> str:
-        done = CliRunner().invoke(main, ["list-variants", *options, *directories], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return done.output
-
-    since = ["--changed-since", "HEAD^1"]
-    assert [part["name"] for part in json.loads(listed("--runners", *since))["include"]] == ["one"]
-    assert listed(*since).splitlines() == ["torch-cpu"]
-    assert json.loads(listed("--runners", "--changed-since", "HEAD")) == {"include": []}

@@ -112,33 +112,6 @@ def test_flags_of_nvcc_mean_nothing_to_its_shell(value: str) -> None:
         check(cxx=flags)  # g++ runs no shell
 
 
-def test_nvccs_flags_are_spelled_for_clang() -> None:
-    host = ("-O3", "-std=c++20", '-DA="b c"', "-UNDEBUG", "-Wno-deprecated-declarations", "-g", "-D", "A=1")
-    assert of_clang(host, "") == host
-    assert of_clang(("--expt-relaxed-constexpr", "--threads=4", "-t", "4", "-diag-suppress=174"), "") == ()
-    assert of_clang(("-lineinfo", "--maxrregcount=64", "--fmad=false", "--prec-div=true"), "") == (
-        "-gline-tables-only",
-        "-Xcuda-ptxas",
-        "--maxrregcount=64",
-        "-ffp-contract=off",
-    )
-    assert "-fgpu-approx-transcendentals" in of_clang(("--use_fast_math",), "")
-
-
-def test_flags_for_the_programs_that_nvcc_runs() -> None:
-    given = ("-Xptxas=-v,-O3", "-Xptxas", "-dlcm=ca", "-Xcompiler=-fno-strict-aliasing", "-Xcudafe=--diag_warning=1")
-    assert of_clang(given, "") == (
-        "-Xcuda-ptxas",
-        "-v",
-        "-Xcuda-ptxas",
-        "-O3",
-        "-Xcuda-ptxas",
-        "-dlcm=ca",
-        "-Xarch_host",
-        "-fno-strict-aliasing",
-    )
-
-
 @pytest.mark.parametrize(
     ("flags", "hint"),
     [

@@ -8,18 +8,17 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.backends.cpu import CPU
-from kernel_builder.backends.cuda import CUDA, capabilities
-from kernel_builder.backends.recognized import METAL
+from kernel_builder.backends.cuda import CUDA
+from kernel_builder.backends.cuda.releases import capabilities
 from kernel_builder.backends.rocm import ROCM
 from kernel_builder.config import kernel_sources, matrix, offered
-from kernel_builder.config.notices import notices
 from kernel_builder.config.project import Kernel, Project, TorchFramework
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, Variant
 from kernel_builder.steps import buildable
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import VariantError
-from tests.support.newest import BEFORE, CUDA_13, LAST_FOR_CUDA_12, NEWEST, cuda_backends, full_abi
+from tests.support.newest import BEFORE, LAST_FOR_CUDA_12, NEWEST, cuda_backends, full_abi
 from tests.support.places import PROJECTS
 
 X86_64 = "x86_64-linux"
@@ -94,16 +93,6 @@ def test_the_whole_matrix_serves_old_clients_from_stable_binaries(stable: Projec
     assert "torch211-cxx11-cu132" not in whole
 
 
-def test_ranges_narrow_the_matrix(full: Project) -> None:
-    assert names(with_torch(full, maxver=Release(2, 11))) >= {"torch210-cxx11-cpu", "torch211-cxx11-cu128"}
-    cuda = next(cuda for cuda in CUDA.published()[NEWEST] if cuda and f"cu{cuda.digits}" == CUDA_13)
-    only13 = with_cuda(full, minver=cuda, maxver=cuda)
-    assert names(only13) == {short(release, b) for release in (BEFORE, NEWEST) for b in ("cpu", CUDA_13)}
-    later = Release(cuda.major, cuda.minor + 1)
-    needy = replace(full, kernels=tuple(replace(k, cuda_minver=later) for k in full.kernels))
-    assert short(BEFORE, CUDA_13) not in names(needy)
-
-
 def test_a_range_with_nothing_left_does_not_refuse_the_other_backends(full: Project) -> None:
     without = with_cuda(full, minver=Release(14, 0))
     assert names(without) == {short(BEFORE, "cpu"), short(NEWEST, "cpu")}
@@ -142,10 +131,6 @@ def test_a_source_of_several_kernels_is_compiled_once_with_the_flags_of_all() ->
     assert both.cuda_capabilities == ("9.0a", "10.0f")
     *_, unlimited = kernel_sources.disjoint([hopper, replace(blackwell, cuda_capabilities=None)])
     assert unlimited.cuda_capabilities is None
-    binding = Kernel("torch", CUDA, ("torch",), ("both.cu",))
-    *_, bound = kernel_sources.disjoint([binding, hopper])
-    assert bound.cuda_capabilities == ("9.0a",)
-    assert kernel_sources.disjoint([first, second]) == (first, second)
 
 
 def test_the_nearest_reason_is_that_of_this_platform(full: Project) -> None:
@@ -220,20 +205,6 @@ def test_a_variant_that_the_project_rules_out_is_refused(project: str, name: str
     read = read_project(PROJECTS / project)
     with pytest.raises(VariantError, match=rf"is not a variant of the \[{read.framework.table}\]"):
         offered.check_offered(read, Variant.parse(name))
-
-
-def test_each_notice_is_one_line_with_its_projects(stable: Project) -> None:
-    many = [replace(stable, name=f"k{number}", backends=(CPU, ROCM, METAL)) for number in range(6)]
-    other = replace(stable, name="other", warnings=("something",))
-    assert notices([*many, other]) == [
-        "k0, k1, k2 and 3 more: [kernel.scale_cuda] is for cuda, which is not in [general] backends: it is not built",
-        "k0, k1, k2 and 3 more: this builder does not compile for rocm: it is on the full C++ ABI, and no "
-        "package index has a Torch for ROCm, whose headers (c10/hip) that needs; [torch] stable-abi = "
-        '{ rocm = "2.10" } builds it on the stable ABI',
-        "k0, k1, k2 and 3 more: this builder does not compile for metal: Metal's compiler is Apple's and "
-        "runs on macOS only; Python with torch.mps.compile_shader in a [torch-noarch] project needs none",
-        "other: something",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.backends.cpu import CPU
-from kernel_builder.backends.cuda import CUDA
-from kernel_builder.backends.rocm import ROCM
-from kernel_builder.config import project
-from kernel_builder.config.project import Kernel, KernelDependency, TorchFramework, TorchNoarch, TvmFfi
+from kernel_builder.config.project import TorchFramework
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release
 from kernel_builder.hub import card, project_sources
@@ -32,54 +28,6 @@ src = ["torch-ext/binding.cpp"]
 backend = "cpu"
 depends = ["torch"]
 src = ["relu.cpp"]
-"""
-WHOLE = """\
-[general]
-name = "my-relu"
-version = 3
-edition = 5
-license = "mit"
-backends = ["cuda", "cpu", "cuda"]
-upstream = "https://github.com/o/up"
-source = "git@github.com:o/src.git"
-python-depends = ["einops"]
-kernel-depends = [{ repo-id = "o/base", version = 2 }]
-
-[general.hub]
-repo-id = "o/my-relu"
-branch = "v3"
-
-[general.cuda]
-minver = "12.8"
-maxver = "13.2"
-python-depends = ["nvidia-cutlass-dsl"]
-kernel-depends = [{ repo-id = "o/more", revision = "main" }]
-
-[torch]
-src = ["torch-ext/binding.cpp"]
-include = ["./inc", "."]
-pyext = ["py", "json"]
-cxx-flags = ["-Wall"]
-minver = "2.10"
-maxver = "2.15"
-stable-abi = "2.10"
-
-[kernel.relu]
-backend = "cuda"
-depends = ["torch", "cutlass_4_0"]
-src = ["relu.cu", "inc/relu.h"]
-include = ["inc"]
-cxx-flags = ["-g"]
-cuda-capabilities = ["9.0a", "12.0+PTX"]
-cuda-flags = ["-lineinfo"]
-cuda-minver = "12.8"
-
-[kernel.relu-rocm]
-backend = "rocm"
-depends = []
-src = ["relu.cu"]
-rocm-archs = ["gfx942"]
-hip-flags = ["-O2"]
 """
 
 
@@ -118,81 +66,20 @@ def mistake(home: Path, text: str | None = None) -> ConfigError:
     return error
 
 
-def test_every_value_is_read(home: Path) -> None:
-    (home / "build.toml").write_text(WHOLE)
-    package = home / "torch-ext/my_relu"
-    stable = Release(2, 10)
-    assert read_project(home) == project.Project(
-        root=home,
-        name="my-relu",
-        version=3,
-        license="mit",
-        backends=(CUDA, CPU),
-        upstream=("https://github.com/o/up",),
-        source="git@github.com:o/src.git",
-        python_depends=("einops",),
-        backend_python_depends={CUDA: ("nvidia-cutlass-dsl",)},
-        kernel_depends=(KernelDependency("o/base", version=2),),
-        backend_kernel_depends={CUDA: (KernelDependency("o/more", revision="main"),)},
-        backend_settings={CUDA: {"minver": Release(12, 8), "maxver": Release(13, 2)}},
-        hub_repo_id="o/my-relu",
-        hub_branch="v3",
-        framework=TorchFramework(
-            src=("torch-ext/binding.cpp",),
-            include=("inc", "."),
-            pyext=("py", "json"),
-            cxx_flags=("-Wall",),
-            minver=stable,
-            maxver=Release(2, 15),
-            stable_abi={CUDA: stable, CPU: stable},
-        ),
-        kernels=(
-            Kernel(
-                name="relu",
-                backend=CUDA,
-                depends=("torch", "cutlass_4_0"),
-                src=("relu.cu", "inc/relu.h"),
-                include=("inc",),
-                cxx_flags=("-g",),
-                cuda_capabilities=("9.0a", "12.0+PTX"),
-                cuda_flags=("-lineinfo",),
-                cuda_minver=Release(12, 8),
-            ),
-            Kernel(
-                name="relu-rocm",
-                backend=ROCM,
-                depends=(),
-                src=("relu.cu",),
-                rocm_archs=("gfx942",),
-                hip_flags=("-O2",),
-            ),
-        ),
-        python_files=(
-            ("__init__.py", package / "__init__.py"),
-            ("data/table.json", package / "data/table.json"),
-            ("layers/__init__.py", package / "layers/__init__.py"),
-        ),
+def test_values_that_no_other_test_reads(home: Path) -> None:
+    """Builds, wheels and the comparisons with the public parser and with Nix have the other keys."""
+    hub = '[general.hub]\nrepo-id = "o/my-relu"\nbranch = "v3"\n\n'
+    torch = '[torch]\ninclude = ["./inc", "."]\npyext = ["py", "json"]\nmaxver = "2.15"'
+    text = MINIMAL.replace("[torch]", hub + torch).replace('["cpu"]', '["cpu"]\nsource = "git@github.com:o/src.git"')
+    (home / "build.toml").write_text(text)
+    read, package = read_project(home), home / "torch-ext/my_relu"
+    assert (read.root, read.name, read.python_name, read.version) == (home, "my-relu", "my_relu", 1)
+    assert (read.source, read.hub_repo_id, read.hub_branch) == ("git@github.com:o/src.git", "o/my-relu", "v3")
+    assert read.framework == TorchFramework(
+        src=("torch-ext/binding.cpp",), include=("inc", "."), pyext=("py", "json"), maxver=Release(2, 15)
     )
-    assert read_project(home).python_name == "my_relu"
-
-
-def test_other_frameworks(home: Path) -> None:
-    general = MINIMAL[: MINIMAL.index("[torch]")]
-    (home / "build.toml").write_text(f'{general}[torch-noarch]\ncuda_capabilities = ["9.0"]\n')
-    assert read_project(home).framework == TorchNoarch(cuda_capabilities=("9.0",))
-    (home / "torch-ext").rename(home / "tvm-ffi-ext")
-    (home / "build.toml").write_text(f'{general}[tvm-ffi]\nsrc = ["relu.cpp"]\n')
-    read = read_project(home)
-    assert read.framework == TvmFfi(src=("relu.cpp",))
-    assert [name for name, _ in read.python_files] == ["__init__.py", "layers/__init__.py"]
-
-
-def test_stable_abi_by_backend(home: Path) -> None:
-    text = MINIMAL.replace("[torch]", '[torch]\nstable-abi = { cuda = "2.9" }').replace('["cpu"]', '["cpu", "cuda"]')
-    (home / "build.toml").write_text(f'{text}[kernel.g]\nbackend = "cuda"\ndepends = []\nsrc = ["relu.cu"]\n')
-    framework = read_project(home).framework
-    assert isinstance(framework, TorchFramework)
-    assert framework.stable_abi == {CUDA: Release(2, 9)}
+    names = ("__init__.py", "data/table.json", "layers/__init__.py")
+    assert read.python_files == tuple((name, package / name) for name in names)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +90,9 @@ def test_stable_abi_by_backend(home: Path) -> None:
         ('license = "apache-2.0"\n', "", "[general] license", "is missing", "add it"),
         ('["relu.cpp"]', '"relu.cpp"', "[kernel.relu] src", "expected an array, got a string", "`src = [ … ]`"),
         ('["relu.cpp"]', '["rleu.cpp"]', "[kernel.relu] src", "no file 'rleu.cpp' in the project", "relative to"),
+        ('["relu.cpp"]', '["kit/relu.cpp"]', "[kernel.relu] src", "", "kit is a symbolic link that leads nowhere, as"),
+        ('["relu.cpp"]', '["kit"]', "[kernel.relu] src", "", "link that leads nowhere, as after `cp -r`"),
+        ('["relu.cpp"]', '["lib/x/a.cpp"]', "[kernel.relu] src", "", "git submodule update --init lib/x"),
         ("[torch]", '[torch]\ninclude = ["/usr"]', "[torch] include", "'/usr' is not a path inside", "relative to"),
         ('["cpu"]', "[]", "[general] backends", "is an empty array", 'backends = ["cpu", "cuda"]'),
         ('["cpu"]', '["cdua"]', "[general] backends", "'cdua' is not a backend", "did you mean `cuda`?"),
@@ -216,6 +106,8 @@ def test_stable_abi_by_backend(home: Path) -> None:
 )
 def test_a_mistake_is_reported(home: Path, old: str, new: str, where: str, message: str, hint: str) -> None:
     assert old in MINIMAL
+    (home / "kit").symlink_to("../kit-that-was-not-copied")
+    (home / ".gitmodules").write_text('[submodule "x"]\n\tpath = lib/x\n')
     error = mistake(home, MINIMAL.replace(old, new, 1))
     assert error.where == f"{home / 'build.toml'}: {where}".removesuffix(": ")
     assert message in error.message
@@ -327,25 +219,3 @@ def test_names_that_the_builder_uses_are_reserved(home: Path, name: str) -> None
     file.touch()
     error = mistake(home, MINIMAL.replace("[torch]", '[torch]\npyext = ["py", "json", "pyc"]'))
     assert error.where == str(home / "torch-ext/my_relu" / name.partition("/")[0])
-
-
-def test_a_module_may_have_the_name_of_the_package(home: Path) -> None:
-    (home / "torch-ext/my_relu/my_relu.py").touch()
-    assert "my_relu.py" in dict(read_project(home).python_files)
-
-
-def test_hints_for_files_that_are_not_there(home: Path, tmp_path: Path) -> None:
-    """The link that `cp -r` leaves, and an empty submodule."""
-    (home / "kit").symlink_to("../kit-that-was-not-copied")
-    (home / ".gitmodules").write_text('[submodule "x"]\n\tpath = third_party/x\n')
-    text = MINIMAL
-    for old, new, hint in (
-        ("relu.cpp", "kit/relu.cpp", "kit is a symbolic link that leads nowhere, as after `cp -r`"),
-        ("relu.cpp", "kit", "kit is a symbolic link that leads nowhere, as after `cp -r`"),
-        ("relu.cpp", "third_party/x/a.cpp", "git submodule update --init third_party/x"),
-    ):
-        assert old in text
-        (home / "build.toml").write_text(text.replace(old, new))
-        with pytest.raises(ConfigError) as caught:
-            read_project(home)
-        assert caught.value.hint is not None and hint in caught.value.hint

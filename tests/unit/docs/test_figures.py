@@ -39,18 +39,6 @@ def test_pages_have_the_figures_of_the_results(pages: ModuleType, page: str) -> 
     assert pages.filled(page, text) == text, "run benchmarks/pages.py"
 
 
-def test_only_blocks_are_written(pages: ModuleType) -> None:
-    blocks = [f"<!-- figures: {name} -->\nstale 0.99\n<!-- /figures -->\n" for name in ("builder", "commands")]
-    filled = pages.filled("docs/figures.md", "before\n" + "kept 0.99\n".join(blocks) + "after\n")
-    assert filled.startswith("before\n") and filled.endswith("<!-- /figures -->\nafter\n")
-    assert filled.count("kept 0.99\n") == 1 and "stale" not in filled
-    assert pages.filled("docs/figures.md", filled) == filled
-    with pytest.raises(
-        ValueError, match=r"docs/figures.md has the blocks of figures \['builder'\], expected \['builder"
-    ):
-        pages.filled("docs/figures.md", blocks[0])
-
-
 # --- models ----------------------------------------------------------------------------------------------------------
 
 

@@ -28,11 +28,7 @@ class Page(QuietHandler):
     """Answers with a page, and below /limited with the request to wait."""
 
     def do_GET(self) -> None:
-        self.send_response(429 if self.path.startswith("/limited") else 200)
-        self.send_header("Retry-After", "7")
-        self.send_header("Content-Length", "6")
-        self.end_headers()
-        self.wfile.write(b"log in")
+        self.send(429 if self.path.startswith("/limited") else 200, b"log in", Retry_After="7")
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""What a kernel cannot get away with when it is measured: unwritten results, and changed inputs."""
+"""A measurement finds unwritten results and changed inputs."""
 
 from __future__ import annotations
 
@@ -72,20 +72,10 @@ def in_place(x: torch.Tensor) -> torch.Tensor:
     return result
 
 
-@pytest.mark.parametrize("function", [unwritten, unwritten_tail, rough, not_a_number])
-def test_a_wrong_result_is_not_timed(function: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("function", [unwritten, unwritten_tail, rough, not_a_number, in_place])
+def test_a_wrong_result_or_a_changed_input_is_not_timed(function: Callable[..., Any]) -> None:
     row = measured(function)
-    assert "error" in row.faults[OURS] and not row.times
-
-
-def test_a_kernel_that_changes_its_inputs_is_not_timed() -> None:
-    row = measured(in_place)
-    assert row.faults == {OURS: "it changes its inputs"} and not row.times
-
-
-def test_a_right_kernel_is_timed_and_all_implementations_get_the_same_inputs() -> None:
-    row = measured(lambda x: x + x)
-    assert not row.faults and row.times.keys() >= {OURS, "eager"}
+    assert ("it changes its inputs" if function is in_place else "error") in row.faults[OURS] and not row.times
 
 
 @pytest.mark.parametrize("passes", ["forward", "backward", "forward + backward"])

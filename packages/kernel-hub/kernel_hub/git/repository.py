@@ -13,10 +13,9 @@ import pygit2
 
 from kernel_hub.git.commits import GitCommits
 from kernel_hub.git.configuration import GitConfiguration
-from kernel_hub.git.history import GitHistory
 from kernel_hub.git.owned_files import OwnedFiles
 from kernel_hub.git.refs import Changing, GitRefs
-from kernel_hub.git.trees import GitTrees
+from kernel_hub.git.revisions import GitRevisions
 
 # The root may belong to another user, as mounted volumes do; the operator chose it.
 pygit2.settings.owner_validation = False
@@ -29,8 +28,7 @@ class GitRepository:
 
     Attributes:
         refs: Branches, tags and pull requests.
-        trees: Files and folders of a revision.
-        history: Commits of a revision.
+        revisions: Files, folders and history of a revision.
         configuration: The Hub's settings of the repository.
         commits: Writes commits, and merges.
         owned: The large files that were uploaded to this repository.
@@ -41,8 +39,7 @@ class GitRepository:
         self.path = path
         self._git = pygit2.Repository(str(path), pygit2.enums.RepositoryOpenFlag.BARE)
         self.refs = GitRefs(repo_id, path, self._git, changing)
-        self.trees = GitTrees(self._git)
-        self.history = GitHistory(self._git)
+        self.revisions = GitRevisions(self._git)
         self.configuration = GitConfiguration(path, self._git)
         self.owned = OwnedFiles(path / "large", self._git, self.refs)
         self.commits = GitCommits(repo_id, self._git, self.refs, self.configuration, self.owned)

@@ -112,7 +112,10 @@ def changed_tree(git: pygit2.Repository, base: str, changes: Sequence[FileChange
         *parents, name = path.split("/")
         if change.blob is not None:
             blob = pygit2.Oid(hex=change.blob)
-            _check_path(path, blob)
+            try:  # an index refuses paths such as git~1, which some file systems take for .git
+                pygit2.Index().add(pygit2.IndexEntry(path, blob, FileMode.BLOB))
+            except pygit2.GitError:
+                raise bad_request(f"path {path!r} is not allowed: git reserves it") from None
             parent = root.ensure(parents)
             parent.files[name] = (blob, FileMode.BLOB)
             parent.added.add(name)
@@ -130,11 +133,3 @@ def changed_tree(git: pygit2.Repository, base: str, changes: Sequence[FileChange
         kind = "folder" if change.is_folder else "file"
         raise no_entry(f"{path} (A file with this name doesn't exist: there is no such {kind})", base)
     return str(root.write())
-
-
-def _check_path(path: str, blob: pygit2.Oid) -> None:
-    """Refuse paths such as git~1, which some file systems take for .git: an index of git has no such entry."""
-    try:
-        pygit2.Index().add(pygit2.IndexEntry(path, blob, FileMode.BLOB))
-    except pygit2.GitError:
-        raise bad_request(f"path {path!r} is not allowed: git reserves it") from None

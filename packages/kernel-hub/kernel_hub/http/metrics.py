@@ -36,23 +36,13 @@ class Metrics:
         }
         for name, (meaning, measure) in measured.items():
             Gauge(name, meaning, registry=self._registry).set_function(measure)
-        self._received = Counter(
-            "hub_large_file_bytes_received", "Bytes of large files stored", registry=self._registry
-        )
-        self._sent = Counter("hub_file_bytes_sent", "Bytes of files requested", registry=self._registry)
+        self.received = Counter("hub_large_file_bytes_received", "Bytes of large files stored", registry=self._registry)
+        self.sent = Counter("hub_file_bytes_sent", "Bytes of files requested", registry=self._registry)
 
     def request_ended(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request that was answered."""
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(method, route).observe(seconds)
-
-    def received(self, size: int) -> None:
-        """Count the bytes of a large file that was stored."""
-        self._received.inc(size)
-
-    def sent(self, size: int) -> None:
-        """Count the bytes of a file, or of a range of it, that are sent."""
-        self._sent.inc(size)
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

@@ -82,7 +82,7 @@ class BodyLimits:
 
 
 def _in_segments(scope: Scope) -> str:
-    """Decode each segment of the path on its own, except for slashes and percent signs; `segment` decodes those.
+    """Decode each segment of the path on its own, except for slashes and percent signs, which the routes decode.
 
     Clients send a ref such as refs/pr/1 as one segment, refs%2Fpr%2F1. ASGI servers decode it before the routing.
     """
@@ -119,11 +119,6 @@ def parse_json(data: bytes) -> Any:
         return json.loads(data)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-
-
-def segment(value: str) -> str:
-    """Decode a path parameter that `BodyLimits` left encoded."""
-    return unquote(value)
 
 
 async def blocks(request: Request, size: int = 256 << 10) -> AsyncIterator[bytes]:

@@ -31,7 +31,7 @@ def read_repository(
     main = repository.refs.resolve("main")
     versions = version_branches(repository)
     newest = repository.refs.resolve(versions[-1]) if versions else main
-    modified = repository.history.last_modified(main)
+    modified = repository.revisions.last_modified(main)
     card = _card_blob(repository, main) or _card_blob(repository, newest)
     if known is not None and known.card == card:
         summary = known.summary
@@ -43,7 +43,7 @@ def read_repository(
         private=repository.private,
         commit=main,
         modified=modified,
-        changed=max(modified, repository.history.last_modified(newest)),
+        changed=max(modified, repository.revisions.last_modified(newest)),
         versions=" ".join(versions),
         card=card,
         summary=summary,
@@ -74,18 +74,18 @@ def version_branches(repository: GitRepository) -> tuple[str, ...]:
 
 
 def _card_blob(repository: GitRepository, commit: str) -> str:
-    entry = repository.trees.find(commit, "README.md")
+    entry = repository.revisions.find(commit, "README.md")
     return "" if entry is None or entry.is_folder else entry.oid
 
 
 def card_source(repository: GitRepository, commit: str) -> str:
     """Return the Markdown of a revision's card, or "" if it has none."""
-    entry = repository.trees.find(commit, "README.md")
+    entry = repository.revisions.find(commit, "README.md")
     if entry is None or entry.is_folder:
         return ""
     if entry.large or entry.size > CARD_BYTES:
         return f"The [card](README.md) has {entry.content_size / 1024:.0f} KiB and is too large to show here."
-    return front_matter.split(repository.trees.read(entry).decode("utf-8", "replace"))[1]
+    return front_matter.split(repository.revisions.read(entry).decode("utf-8", "replace"))[1]
 
 
 def _summary(card: str) -> str:

@@ -30,9 +30,7 @@ class RepositoryStore:
         private_directory(root)
 
     def _path(self, repo_id: str) -> Path:
-        organization, _, name = repo_id.partition("/")
-        names.repo_id(organization, name)
-        return self.root / organization / f"{name}.git"
+        return self.root / f"{names.checked(repo_id)}.git"
 
     def open(self, repo_id: str) -> GitRepository:
         """Open a repository, without a check of permissions.
@@ -50,9 +48,6 @@ class RepositoryStore:
                 raise
             raise no_repository(repo_id) from None
 
-    def __contains__(self, repo_id: str) -> bool:
-        return self._path(repo_id).is_dir()
-
     def __iter__(self) -> Iterator[str]:
         """The ids of all repositories, sorted."""
         for organization in sorted(self.root.iterdir()):
@@ -69,6 +64,9 @@ class RepositoryStore:
     def create(self, repo_id: str, *, private: bool, author: str) -> None:
         """Create a repository, whole or not at all."""
         path = self._path(repo_id)
+        existing = conflict(f"You already created this kernel repo: {repo_id} exists")
+        if path.is_dir():
+            raise existing
         self._check_case(repo_id)
         path.parent.mkdir(exist_ok=True)
         sync_filesystem(self.root)
@@ -80,8 +78,8 @@ class RepositoryStore:
                 try:
                     staging.rename(path)
                 except OSError:
-                    if path.is_dir():
-                        raise conflict(f"You already created this kernel repo: {repo_id} exists") from None
+                    if path.is_dir():  # just created
+                        raise existing from None
                     raise
                 sync_filesystem(path.parent)
         finally:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import unquote
 
 from fastapi import APIRouter
 
 from kernel_hub import names
-from kernel_hub.http.receive import segment
-from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal, no_token
 from kernel_hub.routes.parameters import TheCaller, TheHub
-from kernel_hub.tokens import ANY, Caller
+from kernel_hub.tokens import ANY
 
 router = APIRouter()
 
@@ -24,6 +23,9 @@ def whoami(hub: TheHub, caller: TheCaller) -> dict[str, Any]:
     role = "write" if "write" in caller.scopes.values() else "read"
     if caller.scopes.get(ANY) == "write":
         role = "admin"
+    organizations = caller.organizations()
+    if ANY in caller.scopes:
+        organizations |= set(hub.index.organizations()) | hub.settings.trusted
     return {
         "type": "user",
         "id": caller.name,
@@ -36,7 +38,7 @@ def whoami(hub: TheHub, caller: TheCaller) -> dict[str, Any]:
                 **_named(name),
                 "roleInOrg": "write" if caller.may_write(name) else "read",
             }
-            for name in _organizations(hub, caller)
+            for name in sorted(organizations)
         ],
         "auth": {"type": "access_token", "accessToken": {"displayName": caller.name, "role": role}},
     }
@@ -46,18 +48,10 @@ def _named(name: str) -> dict[str, str]:
     return {"name": name, "fullname": name, "avatarUrl": ""}
 
 
-def _organizations(hub: Hub, caller: Caller) -> list[str]:
-    """Return the organizations that a token has a scope for, sorted."""
-    organizations = caller.organizations()
-    if ANY in caller.scopes:
-        organizations |= set(hub.index.organizations()) | hub.settings.trusted
-    return sorted(organizations)
-
-
 @router.get("/api/organizations/{organization}/overview")
 def organization_overview(organization: str, hub: TheHub, caller: TheCaller) -> dict[str, Any]:
     """Describe an organization, and whether its kernels load without `trust_remote_code`."""
-    name = segment(organization)
+    name = unquote(organization)
     names.repo_id(name, "x")
     kernels = hub.index.count(caller.seen(), name)
     if not kernels and name not in hub.settings.trusted and name not in caller.organizations():

@@ -94,7 +94,7 @@ def preupload(
         except (binascii.Error, ValueError):
             raise bad_request(f"{path}: the sample is not base64") from None
         large = _is_large(path, file.size, sample, limits.small_file_bytes) and file.size > inline_bytes
-        present = repository.trees.find(commit, path)
+        present = repository.revisions.find(commit, path)
         oid = None
         if present and not present.is_folder:
             oid = present.large.sha256 if present.large else present.oid
@@ -107,10 +107,10 @@ def preupload(
 
 def _ignore_rules(repository: GitRepository, commit: str) -> bytes:
     """Return the `.gitignore` of a revision."""
-    entry = repository.trees.find(commit, ".gitignore")
+    entry = repository.revisions.find(commit, ".gitignore")
     if entry is None or entry.is_folder or entry.size > GITIGNORE_BYTES:
         return b""
-    return repository.trees.read(entry)
+    return repository.revisions.read(entry)
 
 
 def _check_metadata(path: str, size: int, limit: int) -> None:
@@ -166,7 +166,7 @@ async def commit(
             )
 
         oid, ref = await to_thread.run_sync(write)
-        request.app.state.metrics.received(sum(file.size for file in upload.large))
+        request.app.state.metrics.received.inc(sum(file.size for file in upload.large))
         request.state.commit, request.state.revision = oid, ref
     base = f"{base_url(request)}/kernels/{repo_id}"
     answer: dict[str, Any] = {

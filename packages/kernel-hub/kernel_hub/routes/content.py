@@ -61,9 +61,9 @@ def content_response(request: Request, hub: Hub, repository: GitRepository, entr
             raise no_entry(entry.path, commit)
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers)
-    request.app.state.metrics.sent(end - start)
+    request.app.state.metrics.sent.inc(end - start)
     if entry.large is None:
-        return Response(repository.trees.read(entry)[start:end], status_code=status, headers=headers)
+        return Response(repository.revisions.read(entry)[start:end], status_code=status, headers=headers)
     file = hub.large_files.path(entry.large.sha256).open("rb")
     return StreamingResponse(_blocks(file, start, end), status_code=status, headers=headers)
 

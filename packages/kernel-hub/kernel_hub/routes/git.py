@@ -52,11 +52,6 @@ _UPLOAD_PACK = git_command(
 )
 
 
-def _environment(request: Request) -> dict[str, str]:
-    protocol = request.headers.get("git-protocol", "")
-    return {**git_environment(), "GIT_PROTOCOL": protocol} if protocol in _PROTOCOLS else git_environment()
-
-
 async def _path(request: Request, hub: Hub, repo_id: str, caller: Caller) -> str:
     """Return the directory of a repository that the caller may read."""
     try:
@@ -66,10 +61,11 @@ async def _path(request: Request, hub: Hub, repo_id: str, caller: Caller) -> str
         if refusal.code != "RepoNotFound" or caller.name or not by_git:
             raise
         # git asks for a password after a 401. A private repository answers as one that does not exist.
-        missing = no_token(f"no public kernel repository {repo_id!r}; a private one needs a token as the password")
-        missing.headers = {"WWW-Authenticate": 'Basic realm="a Hub; the password is a token"'}
-        missing.hidden = refusal.hidden
-        raise missing from None
+        raise no_token(
+            f"no public kernel repository {repo_id!r}; a private one needs a token as the password",
+            challenge='Basic realm="a Hub; the password is a token"',
+            hidden=refusal.hidden,
+        ) from None
 
 
 @router.get("/kernels/{organization}/{name}/info/refs")
@@ -129,11 +125,12 @@ async def _upload_pack(request: Request, path: str, body: bytes, *options: str) 
     The process ends with this generator.
     """
     clones: anyio.Semaphore = request.app.state.clones
+    protocol = request.headers.get("git-protocol", "")
     async with clones:
         try:
             process = await anyio.open_process(
                 [*_UPLOAD_PACK, *options, path],
-                env=_environment(request),
+                env={**git_environment(), "GIT_PROTOCOL": protocol if protocol in _PROTOCOLS else ""},
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )

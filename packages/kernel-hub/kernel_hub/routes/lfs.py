@@ -111,18 +111,12 @@ async def receive_large_file(
         await to_thread.run_sync(incoming.seal)
         incoming.check(sha256, signed.size)
         await to_thread.run_sync(hub.keep, repository, [incoming])
-    request.app.state.metrics.received(signed.size)
+    request.app.state.metrics.received.inc(signed.size)
     return Response(headers={"ETag": f'"{sha256}"'})
 
 
 @router.get("/api/kernels/{organization}/{name}/large/{sha256}")
-def send_large_file(
-    repo_id: RepoId,
-    sha256: str,
-    request: Request,
-    hub: TheHub,
-    signed: SignedUrl,
-) -> Response:
+def send_large_file(repo_id: RepoId, sha256: str, request: Request, hub: TheHub, signed: SignedUrl) -> Response:
     """Send a large file from a signed address."""
     caller = hub.check_signature("download", repo_id, sha256, signed.size, signed.expires, signed.by, signed.signature)
     request.state.caller = caller.name

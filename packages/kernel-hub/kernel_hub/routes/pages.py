@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Annotated, Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import nh3
 import pyromark
@@ -29,7 +29,6 @@ from kernel_format.variant import Noarch, StableAbi, TvmFfiAbi
 from kernel_hub import names
 from kernel_hub.git.objects import PullRequest, TreeEntry
 from kernel_hub.git.repository import GitRepository
-from kernel_hub.http.receive import segment
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal, no_token
 from kernel_hub.repositories.reader import card_source, version_branches
@@ -49,6 +48,7 @@ CARD_HTML_CHARACTERS = 128 << 10
 _SHOWN_ABOVE = re.compile(r"^## (Use|Variants)\n.*?(?=^## |\Z)", re.M | re.S)
 _MARKDOWN = pyromark.Options.ENABLE_TABLES | pyromark.Options.ENABLE_STRIKETHROUGH
 PAGE = 50
+_PASSWORD = 'Basic realm="Hub", charset="UTF-8"'
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'; base-uri 'none'; form-action 'self'"
 
@@ -70,20 +70,15 @@ def front_page(request: Request, hub: TheHub, caller: TheCaller, search: str = "
 def login(caller: TheCaller) -> Response:
     """Make the browser ask for a token, as the password of any user name."""
     if not caller.name:
-        raise _password("enter a token of this Hub as the password, with any user name")
+        raise no_token("enter a token of this Hub as the password, with any user name", challenge=_PASSWORD)
     return RedirectResponse("/", status_code=303)
 
 
 @router.get("/logout")
 def logout() -> Response:
     """Make the browser forget the token, which it does when the Hub refuses it."""
-    raise _password("logged out: cancel the browser's question for a password, or enter another token")
-
-
-def _password(message: str) -> Refusal:
-    refusal = no_token(message)
-    refusal.headers = {"WWW-Authenticate": 'Basic realm="Hub", charset="UTF-8"'}
-    return refusal
+    message = "logged out: cancel the browser's question for a password, or enter another token"
+    raise no_token(message, challenge=_PASSWORD)
 
 
 @router.get("/{organization}")
@@ -91,7 +86,7 @@ def organization_page(
     request: Request, organization: str, hub: TheHub, caller: TheCaller, search: str = "", after: str = ""
 ) -> Response:
     """List the kernels of an organization that the caller may see."""
-    name = segment(organization)
+    name = unquote(organization)
     names.repo_id(name, "x")
     if not hub.index.count(caller.seen(), name) and name not in caller.organizations():
         raise absent(request.method, request.url.path)
@@ -123,7 +118,7 @@ def kernel_page(request: Request, repo_id: RepoId, hub: TheHub, caller: TheCalle
     branch = version if version in versions else (versions[-1] if versions else "main")
     commit = repository.refs.resolve(branch)
     main = repository.refs.resolve("main")
-    files = repository.trees.entries(commit, recursive=True, count=COUNTED_FILES + 1)
+    files = repository.revisions.entries(commit, recursive=True, count=COUNTED_FILES + 1)
     return _page(
         request,
         "kernel.html",
@@ -136,7 +131,7 @@ def kernel_page(request: Request, repo_id: RepoId, hub: TheHub, caller: TheCalle
         branch=branch,
         version=branch.removeprefix("v") if branch in versions else None,
         commit=commit,
-        changed=timestamp(repository.history.last_modified(commit))[:10],
+        changed=timestamp(repository.revisions.last_modified(commit))[:10],
         variants=_variants(repository, files) if len(files) <= COUNTED_FILES else None,
         most_files=COUNTED_FILES,
         files=[(entry.path, entry.content_size) for entry in files[:SHOWN] if not entry.is_folder],
@@ -144,7 +139,7 @@ def kernel_page(request: Request, repo_id: RepoId, hub: TheHub, caller: TheCalle
         card=_card(repository, commit, main, branch),
         history=[
             (item.oid, item.title, timestamp(item.time)[:10])
-            for item in repository.history.commits(commit, count=SHOWN_COMMITS)
+            for item in repository.revisions.commits(commit, count=SHOWN_COMMITS)
         ],
     )
 
@@ -172,13 +167,13 @@ def _changes_page(
     if pull_request is not None:
         commit = pull_request.head
         base = None if pull_request.merged else repository.refs.resolve(pull_request.base)
-    changes, total = repository.history.changed_files(commit, base, count=SHOWN)
+    changes, total = repository.revisions.changed_files(commit, base, count=SHOWN)
     return _page(
         request,
         "changes.html",
         repo_id=repository.repo_id,
         pull_request=pull_request,
-        commit=repository.history.commits(commit, count=1)[0],
+        commit=repository.revisions.commits(commit, count=1)[0],
         changes=changes,
         more=total - SHOWN,
         endpoint=base_url(request),
@@ -235,22 +230,12 @@ def _resolved(attribute: str, value: str, base: str) -> str:
     if attribute not in {"href", "src"}:
         return value
     try:
-        relative = _is_relative(value)
+        parts = urlsplit(value)
     except ValueError:  # such as //[x
         return ""
-    if relative:
-        return _inside(value, base)
+    if parts.path and not parts.scheme and not parts.netloc and not value.startswith("/"):
+        return base + posixpath.normpath(f"/{value}").lstrip("/")  # `..` does not lead out of the repository's root
     return value if attribute == "href" else ""
-
-
-def _is_relative(address: str) -> bool:
-    parts = urlsplit(address)
-    return bool(parts.path) and not parts.scheme and not parts.netloc and not address.startswith("/")
-
-
-def _inside(address: str, base: str) -> str:
-    """Return the address of a file of the repository. `..` does not lead out of the repository's root."""
-    return base + posixpath.normpath(f"/{address}").lstrip("/")
 
 
 def _variants(repository: GitRepository, files: Sequence[TreeEntry]) -> list[dict[str, object]]:
@@ -265,7 +250,7 @@ def _variants(repository: GitRepository, files: Sequence[TreeEntry]) -> list[dic
         row["signed"] = row.get("signed") or path == SIGNATURE
         if path == "metadata.json" and not entry.large and entry.size <= METADATA_BYTES:
             with suppress(ValueError):
-                row["metadata"] = PackageMetadata.from_json(repository.trees.read(entry))
+                row["metadata"] = PackageMetadata.from_json(repository.revisions.read(entry))
     return [rows[name] for name in sorted(rows)]
 
 

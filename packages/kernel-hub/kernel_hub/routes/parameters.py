@@ -1,20 +1,19 @@
 """Parameters that many routes share: the Hub, the caller, and the repository, revision and path of an address.
 
 FastAPI runs a plain function in a thread, which takes longer than most of these functions. So functions that do not
-block are `async`; `caller_of` may read the token file.
+block are `async`; `caller_of` may read the token file. `BodyLimits` leaves slashes in the segments of a path encoded.
 """
 
 from __future__ import annotations
 
 from datetime import datetime, timezone
 from typing import Annotated
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from fastapi import Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from kernel_hub import names
-from kernel_hub.http.receive import segment
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import bad_request, no_token
 from kernel_hub.tokens import Caller
@@ -54,17 +53,17 @@ def caller_of(request: Request, hub: TheHub) -> Caller:
 
 async def repo_of(organization: str, name: str) -> str:
     """Return the id of the repository in the address."""
-    return names.repo_id(segment(organization), segment(name))
+    return names.repo_id(unquote(organization), unquote(name))
 
 
 async def revision_of(revision: str) -> str:
     """Return the revision in the address."""
-    return segment(revision)
+    return unquote(revision)
 
 
 async def path_of(path: str = "") -> str:
     """Return the path of the file or folder in the address, "" for the top folder."""
-    return segment(path).strip("/")
+    return unquote(path).strip("/")
 
 
 TheCaller = Annotated[Caller, Depends(caller_of)]
@@ -110,9 +109,3 @@ def kernels_only(kind: str) -> None:
     """Raise a refusal unless the type of repository is `kernel`."""
     if kind != "kernel":
         raise bad_request(f"this Hub holds kernels, not repositories of type {kind!r}: pass repo_type='kernel'")
-
-
-def checked_repo_id(repo_id: str) -> str:
-    """Return the id of a repository in a body if it is allowed."""
-    organization, _, name = repo_id.partition("/")
-    return names.repo_id(organization, name)

@@ -9,7 +9,7 @@ from pydantic import Field
 from starlette.responses import JSONResponse
 
 from kernel_hub import names
-from kernel_hub.refusals import Refusal, bad_request, conflict, no_token
+from kernel_hub.refusals import Refusal, bad_request, no_token
 from kernel_hub.routes.parameters import (
     Body,
     RepoId,
@@ -17,7 +17,6 @@ from kernel_hub.routes.parameters import (
     TheCaller,
     TheHub,
     base_url,
-    checked_repo_id,
     kernels_only,
     next_page,
     timestamp,
@@ -66,12 +65,10 @@ def create_repository(body: NewRepository, request: Request, hub: TheHub, caller
     repo_id = request.state.repository = names.repo_id(organization, body.name)
     hub.must_write(repo_id, caller)
     url = f"{base_url(request)}/kernels/{repo_id}"
-    if repo_id in hub.repositories:
-        raise conflict(f"You already created this kernel repo: {repo_id} exists", url=url)
     private = body.visibility == "private" if body.visibility else bool(body.private)
     try:
         hub.repositories.create(repo_id, private=private, author=caller.name)
-    except Refusal as refusal:  # another caller has just created it; clients with exist_ok=True read the address
+    except Refusal as refusal:  # it exists; clients with exist_ok=True read the address
         refusal.url = url
         raise
     return {"url": url, "name": repo_id, "id": repo_id}
@@ -91,7 +88,7 @@ def delete_repository(body: OldRepository, request: Request, hub: TheHub, caller
 def move_repository(body: MovedRepository, request: Request, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
     """Rename a repository."""
     kernels_only(body.type)
-    source, target = checked_repo_id(body.from_repo), checked_repo_id(body.to_repo)
+    source, target = names.checked(body.from_repo), names.checked(body.to_repo)
     request.state.repository = f"{source} to {target}"
     hub.to_write(source, caller)
     hub.must_write(target, caller)
@@ -158,4 +155,4 @@ def kernel_info_at(repo_id: RepoId, revision: Revision, hub: TheHub, caller: The
     """Describe a kernel at a revision, without its files: clients of some versions would take them for objects."""
     repository = hub.to_read(repo_id, caller)
     commit = repository.refs.resolve(revision)
-    return _info(repo_id, commit, repository.history.last_modified(commit), repository.private)
+    return _info(repo_id, commit, repository.revisions.last_modified(commit), repository.private)

@@ -60,7 +60,7 @@ def list_folder(
     """List a folder of a revision."""
     repository = hub.to_read(repo_id, caller)
     commit = repository.refs.resolve(revision)
-    entries = repository.trees.entries(commit, path, recursive=recursive, skip=cursor, count=TREE_PAGE + 1)
+    entries = repository.revisions.entries(commit, path, recursive=recursive, skip=cursor, count=TREE_PAGE + 1)
     if len(entries) > TREE_PAGE:
         next_page(request, response, cursor=cursor + TREE_PAGE)
     return [_item(entry) for entry in entries[:TREE_PAGE] if not _is_hubs_own(entry)]
@@ -93,7 +93,7 @@ async def paths_info(
     def look() -> list[dict[str, Any]]:
         repository = hub.to_read(repo_id, caller)
         commit = repository.refs.resolve(revision)
-        entries = (repository.trees.find(commit, path.rstrip("/")) for path in paths)
+        entries = (repository.revisions.find(commit, path.rstrip("/")) for path in paths)
         return [_item(entry) for entry in entries if entry is not None]
 
     return await to_thread.run_sync(look)
@@ -113,7 +113,7 @@ def list_commits(
     """List the commits of a revision, newest first."""
     repository = hub.to_read(repo_id, caller)
     commit = repository.refs.resolve(revision)
-    history = repository.history.commits(commit, skip=p * HISTORY_PAGE, count=HISTORY_PAGE + 1)
+    history = repository.revisions.commits(commit, skip=p * HISTORY_PAGE, count=HISTORY_PAGE + 1)
     if len(history) > HISTORY_PAGE:
         next_page(request, response, p=p + 1)
     return [
@@ -138,7 +138,7 @@ def resolve(
     """Send a file of a revision, or a range of it."""
     repository = hub.to_read(repo_id, caller)
     commit = repository.refs.resolve(revision)
-    entry = repository.trees.entry(commit, path)
+    entry = repository.revisions.entry(commit, path)
     if entry.is_folder:
         raise no_entry(path, commit)
     return content_response(request, hub, repository, entry, commit)

@@ -39,7 +39,7 @@ def _print(verdict: Verdict) -> None:
 
 @click.command()
 @click.argument("candidate", metavar="CANDIDATE", type=_PATH)
-@click.option("--task", metavar="TASK", type=_PATH, required=True, help="A problem file, or a directory with one.")
+@click.option("--task", metavar="TASK", type=_PATH, required=True, help="A task in a public format, as below.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: the task's, or cuda if there is a GPU]")
 @click.option("--inputs", type=click.IntRange(min=1), default=100, show_default=True, help="Random inputs to check.")
 @click.option(
@@ -85,8 +85,9 @@ def _print(verdict: Verdict) -> None:
 def judge(candidate: Path, task: Path, as_json: bool, key_file: Path | None, **options: Any) -> None:
     """Check a candidate's results against a task's reference, and measure its speed.
 
-    TASK is a problem in KernelBench's form: a Python file with Model, get_inputs and get_init_inputs. CANDIDATE is a
-    Python file that defines ModelNew, or a kernel project with such a file beside its build.toml, which is built first.
+    TASK is a file or directory of a public format: KernelBench or GPU MODE. CANDIDATE has the form of that format, such
+    as a submission.py, or is a Python file that defines ModelNew, or a kernel project with such a file beside its
+    build.toml, which is built first.
 
     The candidate runs in another process, in a sandbox without network, and receives inputs only. This process computes
     the reference in float64, compares the results, and measures time with its own clock. The exit status is 0 if the

@@ -1,4 +1,4 @@
-"""Candidates: one Python file with `ModelNew`, or a kernel project with such a file beside its `build.toml`."""
+"""Candidates: a Python file with `ModelNew`, a kernel project with such a file, or the form of the task's format."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from kernel_builder.api import build_for_device, in_work_tree, require_built
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.candidate_files import candidate_digest, copy_candidate, files_of, ignored
+from kernel_tasks import Files, Task
+from kernel_tasks.task import CANDIDATE, write_files
 
 MODEL = "ModelNew"
 # Names in programs that call a kernel of their own.
@@ -22,6 +24,7 @@ _KERNELS = (
     "get_local_kernel",
     "torch.ops",
     "ctypes",
+    "__global__",
 )
 _CASTS = ("bfloat16", "float16", ".half()", "float8", "allow_tf32", "set_float32_matmul_precision", "quantize")
 
@@ -34,12 +37,16 @@ class Candidate:
     file: Path  # the Python file that defines `ModelNew`
     digest: str
     is_project: bool
+    files: Files | None = None  # a program with this form's candidate, in place of the file
 
     def prepared(self, directory: Path, device: str, *, is_built: bool = False) -> Path:
         """Copy the candidate to a directory, build it there if it is a project, and return the file with `ModelNew`.
 
         With `is_built`, the packages in the project's `build/` are taken instead of building.
         """
+        if self.files:
+            write_files(self.files, directory)
+            return directory / CANDIDATE
         if not self.is_project:
             return Path(shutil.copy(self.file, directory))
         copy = directory / self.path.resolve().name
@@ -58,7 +65,8 @@ class Candidate:
 
     def suspicions(self, dtype: str) -> list[str]:
         """Return suspicious facts about its source, in sentences."""
-        files = [path for path in files_of(self.path) if path.suffix == ".py"] if self.is_project else [self.file]
+        files = files_of(self.path) if self.path.is_dir() else [self.path]
+        files = [path for path in files if not self.is_project or path.suffix == ".py"]
         text = "\n".join(dict.fromkeys(path.read_text(encoding="utf-8", errors="replace") for path in files))
         sentences = []
         if not self.is_project and not any(name in text for name in _KERNELS):
@@ -68,10 +76,14 @@ class Candidate:
         return sentences
 
 
-def read_candidate(path: Path) -> Candidate:
-    """Read a Python file, or a directory with `build.toml` and one file that defines `ModelNew`."""
+def read_candidate(path: Path, task: Task) -> Candidate:
+    """Read a candidate in the form of the task's format, a file that defines `ModelNew`, or a project with one."""
+    is_project = path.is_dir() and (path / "build.toml").is_file()
+    is_model = path.suffix == ".py" and path.is_file() and _defines_model(path)
+    if path.exists() and not is_project and not is_model and (program := task.candidate_files(path)):
+        return Candidate(path, path, candidate_digest(path), is_project=False, files=program)
     if path.is_dir():
-        if not (path / "build.toml").is_file():
+        if not is_project:
             raise ConfigError(
                 "has no build.toml; a candidate is a Python file or a kernel project",
                 where=str(path),

@@ -26,13 +26,13 @@ from kernel_judge.judge.candidate import MODEL, Candidate, read_candidate
 from kernel_judge.judge.peer_workers import COMPILED, PeerWorkers
 from kernel_judge.judge.reference import Reference
 from kernel_judge.judge.result_checks import RejectedError, ResultChecks
-from kernel_judge.judge.scaling import affordable, cut_lengths, fitted, unseen
+from kernel_judge.judge.scaling import affordable, cut_lengths, fitted, fitting_workloads, unseen
 from kernel_judge.judge.speed import measure_speed
 from kernel_judge.judge.speed_report import SpeedReport
 from kernel_judge.judge.verdict import NOT_JUDGED, RIGHT, WRONG, Notify, Verdict
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 from kernel_sandbox import sandbox
-from kernel_tasks import Task, read_task
+from kernel_tasks import MachineError, Task, read_task
 
 PEERS = ("eager", *COMPILED)
 _ARENA_BYTES = 3 << 30  # of a GPU, or this share of its memory if that is less
@@ -87,7 +87,7 @@ def judge(request: JudgeRequest, notify: Notify = lambda message: None) -> Verdi
     """
     started = time.monotonic()
     task = read_task(request.task)
-    candidate = read_candidate(request.candidate)
+    candidate = read_candidate(request.candidate, task)
     device = request.device or task.settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
     choice = random.Random(secrets.randbits(64) if request.seed is None else request.seed)
     judgement = _Judgement(request, task, candidate, device, choice, notify)
@@ -97,7 +97,7 @@ def judge(request: JudgeRequest, notify: Notify = lambda message: None) -> Verdi
         if device == "cuda" and not torch.cuda.is_available():
             raise _CannotJudgeError("it is to run on a GPU, and Torch finds none: --device cpu judges it on the CPU")
         speed = judgement.run()
-    except _CannotJudgeError as error:
+    except (_CannotJudgeError, MachineError) as error:
         word, reason = NOT_JUDGED, str(error)
     except RejectedError as error:
         word, reason, rejected = WRONG, str(error), error
@@ -151,9 +151,8 @@ class _Judgement:
             file = self._built(directory)
             worker = stack.enter_context(self._worker([directory]))
             self._notify("preparing the reference")
-            references, sentences = prepare_references(self._task, device, self._choice)
+            references, timed, sentences = prepare_references(self._task, device, self._choice)
             self.suspicious += sentences
-            timed = references[: max(1, min(len(references), 1 + len(self._task.settings.shapes or (1,))))]
             modes = request.peers if request.rounds else ()
             peers = stack.enter_context(PeerWorkers(self._task, timed, modes, lambda: self._worker([]), self._notify))
             asked = time.monotonic()
@@ -170,8 +169,16 @@ class _Judgement:
             worker.wait(request.build_seconds)
             for number, reference in enumerate(references):
                 worker.ask("model", number, *reference.model_arguments(), seconds=request.build_seconds)
-            checks = ResultChecks(worker, references, self._task.settings.tolerance, request.call_seconds)
+            checks = ResultChecks(
+                worker,
+                references,
+                self._task.settings.tolerance,
+                request.call_seconds,
+                compares_errors=not self._task.workloads
+                or (self._task.is_elementwise and not request.inputs_of_task_only),
+            )
             inputs = affordable(request.inputs, references[0].seconds, device)
+            inputs = max(inputs, min(request.inputs, len(references)))
             if inputs < request.inputs:
                 self.suspicious.append(f"Only {inputs} inputs were checked, since a call of the reference takes long.")
             seeds = [self._choice.getrandbits(48) for _ in range(inputs)]
@@ -221,12 +228,16 @@ class _Judgement:
         )
 
 
-def prepare_references(task: Task, device: str, choice: random.Random) -> tuple[list[Reference], list[str]]:
+def prepare_references(
+    task: Task, device: str, choice: random.Random
+) -> tuple[list[Reference], list[Reference], list[str]]:
     """Return the reference at the sizes to time, at the task's further ones, and at sizes of the judge's choice.
 
     Returns:
-        Also notes for the verdict, in sentences.
+        Also those to time, and notes for the verdict, in sentences.
     """
+    if task.workloads:
+        return fitting_workloads(task, device, choice.getrandbits(48))
     settings = task.settings
     dtypes: Sequence[str | None] = settings.dtypes or (None,)
     sizes = fitted(task, device)
@@ -246,7 +257,8 @@ def prepare_references(task: Task, device: str, choice: random.Random) -> tuple[
         sentences.append("The task has no sizes that can be changed: only one shape was checked.")
     if not references[0].has_exact:
         sentences.append("The reference cannot be computed in float64: results were compared with eager's.")
-    return references, sentences
+    timed = references[: max(1, min(len(references), 1 + len(settings.shapes or (1,))))]
+    return references, timed, sentences
 
 
 def _arena_bytes(device: str) -> int:

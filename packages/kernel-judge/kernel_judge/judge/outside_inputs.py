@@ -67,7 +67,7 @@ CHANGES: dict[str, Change] = {
 def outside_inputs(reference: Reference, seed: int) -> Iterator[tuple[str, Arguments]]:
     """Yield inputs that the task's own do not have, each with its name; integers stay as they are."""
     given = reference.arguments(seed)
-    if any(tensor.is_floating_point() for tensor in given.tensors):
+    if any(map(_can_change, given.tensors)):
         random = torch.Generator().manual_seed(seed)
         for name, change in CHANGES.items():
             yield name, _changed(given, lambda tensor, change=change: change(tensor, random))  # type: ignore[misc]
@@ -145,9 +145,11 @@ def _same_in_reverse(reference: Reference, given: Arguments, eager: Sequence[tor
 
 
 def _changed(given: Arguments, change: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
-    return replace(
-        given, tensors=[change(tensor) if tensor.is_floating_point() else tensor for tensor in given.tensors]
-    )
+    return replace(given, tensors=[change(tensor) if _can_change(tensor) else tensor for tensor in given.tensors])
+
+
+def _can_change(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype.itemsize > 1  # Torch does not compute in 8 bits
 
 
 def _all_finite(tensors: Sequence[torch.Tensor]) -> bool:

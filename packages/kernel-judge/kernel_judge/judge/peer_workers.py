@@ -13,6 +13,7 @@ from kernel_judge.judge.result_checks import place, synchronize
 from kernel_judge.judge.verdict import Notify
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 from kernel_tasks import Task
+from kernel_tasks.task import PROBLEM, write_files
 
 EAGER, COMPILE = "eager", "compile"
 COMPILED = (COMPILE, "max-autotune")
@@ -41,10 +42,9 @@ class PeerWorkers:
         with ExitStack() as opened:
             for mode in dict.fromkeys([EAGER, *modes] if modes else []):
                 worker = self.workers[mode] = opened.enter_context(make())
-                source = worker.scratch / "problem.py"
-                source.write_text(task.source_with(references[0].sizes), encoding="utf-8")
+                write_files(task.model_files(references[0].sizes), worker.scratch)
                 worker.start("open", worker.inputs.handle, worker.outputs.handle)
-                worker.start("load", str(source), "Model")
+                worker.start("load", str(worker.scratch / PROBLEM), "Model")
                 for number, reference in enumerate(references):
                     worker.start("model", number, *reference.model_arguments(mode))
                 for number, reference in enumerate(references):

@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from kernel_builder.api import size
-from kernel_format.errors import ConfigError
+from kernel_format.errors import ConfigError, KernelBuilderError
 from kernel_judge.judge.evaluation import (
     ResultError,
     evaluate,
@@ -55,6 +55,7 @@ class Reference:
         randomized: The result of `randomize`; None without `random_parameters`.
         parameters: Names of the parameters that get a gradient.
         results: The shapes and dtypes of the results.
+        has_rule: Whether the task has a rule of its own for right results.
         has_exact: Whether the model can be computed in float64.
         mutates: Whether the reference itself changes its inputs.
         seconds: The time of one eager call here, roughly.
@@ -78,7 +79,9 @@ class Reference:
         self.sizes, self.dtype, self.device, self.seed = dict(sizes), dtype, device, seed
         self.lengths = dict(lengths or {})
         self._backward = task.settings.backward
+        self._path = str(task.path)
         self._problem = task.problem(sizes)
+        self.has_rule = self._problem.fault is not None
         try:
             seed_generators(device, seed)
             self.init = self._problem.get_init_inputs()
@@ -92,13 +95,13 @@ class Reference:
             self.parameters: Sequence[str] = named
             self._exact: Any = copy.deepcopy(self._model).double()
             self._probe()
-        except (ConfigError, MemoryError):
+        except (KernelBuilderError, MemoryError):
             raise
         except Exception as error:
             reason = str(error).strip().splitlines() or [""]
             raise ConfigError(
                 f"the reference cannot be run: {type(error).__name__}: {reason[0]}",
-                where=str(task.path),
+                where=self._path,
                 hint=f"the sizes were {self.sizes}",
             ) from error
 
@@ -112,6 +115,12 @@ class Reference:
                 given = self._problem.get_inputs()
         tensors: Tensors = []
         skeleton = without_tensors(given, tensors)
+        if packed := [tensor.dtype for tensor in tensors if "float4" in str(tensor.dtype)]:
+            raise ConfigError(
+                f"an input is {packed[0]}, which cannot be compared; expected at least 8 bits for each element",
+                where=self._path,
+                hint="use the task's own evaluator",
+            )
         tensors = [self._cast(self._cut(tensor.detach().to(self.device))) for tensor in tensors]
         grads = None
         if self._backward:
@@ -130,6 +139,21 @@ class Reference:
             self._exact, given, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor.clone()
         )
 
+    def fault(self, given: Arguments, results: Tensors, eager: Tensors) -> str | None:
+        """Return why results are wrong by the task's own rule, or None."""
+        assert self._problem.fault
+        try:
+            arguments = with_tensors(given.skeleton, [tensor.clone() for tensor in given.tensors])
+            return self._problem.fault(arguments, results, eager)
+        except Exception as error:
+            return f"the task's rule raises {type(error).__name__}: {error}"
+
+    def accepts(self, given: Arguments, results: Tensors, eager: Tensors) -> bool:
+        """Return whether the task's own rule accepts results, or does not apply: it rejects eager's, too."""
+        return self.has_rule and (
+            self.fault(given, results, eager) is None or self.fault(given, eager, eager) is not None
+        )
+
     def _evaluate(self, model: Any, given: Arguments, change: Any) -> Tensors:
         seed_generators(self.device, given.seed)
         arguments = with_tensors(given.skeleton, [change(tensor) for tensor in given.tensors])
@@ -145,7 +169,7 @@ class Reference:
             with torch.no_grad():
                 outputs = evaluate(self._model, with_tensors(given.skeleton, tensors), None, ())
         except ResultError as error:
-            raise ConfigError(f"the reference cannot be judged: {error}", where=self._problem.__file__) from error
+            raise ConfigError(f"the reference cannot be judged: {error}", where=self._path) from error
         self.mutates = not all(map(_same, tensors, given.tensors))
         self._backward, self._forward = backward, len(outputs)
         self.results = [(tuple(output.shape), output.dtype) for output in outputs]

@@ -34,14 +34,20 @@ class RejectedError(Exception):
 class ResultChecks:
     """The checks of one candidate, whose worker has models with the numbers of the references.
 
-    `rules` has the errors of each reference's inputs. `seconds` is the limit of a call.
+    `rules` has the errors of each reference's inputs, if the checks compare errors. `seconds` is the limit of a call.
     """
 
     def __init__(
-        self, worker: WorkerProcess, references: Sequence[Reference], tolerance: float, seconds: float
+        self,
+        worker: WorkerProcess,
+        references: Sequence[Reference],
+        tolerance: float,
+        seconds: float,
+        *,
+        compares_errors: bool = True,
     ) -> None:
         self._worker, self._references = worker, references
-        self._tolerance, self._seconds = tolerance, seconds
+        self._tolerance, self._seconds, self._compares_errors = tolerance, seconds, compares_errors
         self.rules = [ErrorRule(tolerance) for _ in references]
         self.suspicious: list[str] = []
         self._before: dict[int, Tensors] = {}
@@ -118,7 +124,8 @@ class ResultChecks:
             raise RejectedError(
                 _OUTSIDE, f"right for the task's own inputs, wrong for {name}: {failure.kind}: {failure}", case
             ) from failure
-        if wrong := outside_difference(results, *known, self._tolerance, given.tensors):
+        wrong = outside_difference(results, *known, self._tolerance, given.tensors)
+        if wrong and not reference.accepts(given, results, known[0]):
             raise RejectedError(
                 _OUTSIDE, f"right for the task's own inputs, wrong for {name}: {wrong.text}", case | wrong.facts
             )
@@ -146,7 +153,7 @@ class ResultChecks:
         reference = self._references[number]
         eager, exact = reference.eager(given), reference.exact(given)
         for results in (again, first) if repeat else (first,):
-            if wrong := difference(results, eager, exact, self._tolerance, given.tensors):
+            if wrong := self._difference(number, given, results, eager, exact):
                 if results is again and self._is_late(number, given, eager, exact):
                     raise RejectedError(
                         "unfinished-work",
@@ -160,10 +167,19 @@ class ResultChecks:
         if repeat and not all(map(torch.equal, first, again)):
             sentence = "Its results for equal inputs differ, within the tolerance."
             self.suspicious += [sentence] if sentence not in self.suspicious else []
-        if exact is not None:
+        if exact is not None and self._compares_errors:
             self.rules[number].add(first, eager, exact)
         self._varieties.setdefault(number, _Variety(first, exact or eager)).add(first, exact or eager)
         self._before[number] = eager
+
+    def _difference(
+        self, number: int, given: Arguments, results: Tensors, eager: Tensors, exact: Tensors | None
+    ) -> Difference | None:
+        reference = self._references[number]
+        if not reference.has_rule:
+            return difference(results, eager, exact, self._tolerance, given.tensors)
+        text = reference.fault(given, results, eager)
+        return Difference("wrong-result", text, {}) if text else None
 
     def _called(
         self, number: int, given: Arguments, case: dict[str, Any], reference: Reference | None = None
@@ -214,7 +230,7 @@ class ResultChecks:
         except WorkerFailure:
             return False
         later = [self._worker.outputs.tensor(slot).clone() for slot in self._slots(number)]
-        return difference(later, eager, exact, self._tolerance, given.tensors) is None
+        return self._difference(number, given, later, eager, exact) is None
 
     def _slots(self, number: int) -> list[Any]:
         self._worker.outputs.clear()

@@ -6,9 +6,9 @@ import os
 import random
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,6 +26,8 @@ _LEAST_INPUTS = 8
 _CHECK_SECONDS = 10.0
 _CALLS_AN_INPUT = 6  # the candidate's, eager's, and one in float64, which takes several times as long
 _BEYOND = 10  # times these, for a task whose sizes cannot be made smaller
+_MOST_WORKLOADS, _MOST_TIMED = 24, 4  # of a task with fixed workloads
+_Item = TypeVar("_Item")
 # Limits of a fork that tests whether a call is small.
 _FORK_BYTES, _FORK_SECONDS = 128 << 20, 1.0
 
@@ -54,6 +56,45 @@ def fitted(task: Task, device: str) -> dict[str, Any]:
             break
         current = smaller
     return current
+
+
+def fitting_workloads(task: Task, device: str, seed: int) -> tuple[list[Reference], list[Reference], list[str]]:
+    """Return the reference at those of a task's workloads that fit the time and memory of a verdict on this device.
+
+    They are tried from the smallest one on. The first is taken even if it takes much longer than that.
+
+    Returns:
+        Also those to time, and notes for the verdict, in sentences.
+    """
+    ordered = sorted(range(len(task.workloads)), key=lambda number: task.weight(task.workloads[number]))
+    taken: list[tuple[int, Reference]] = []
+    for number in _spread(ordered, _MOST_WORKLOADS):
+        reference = Reference(task, task.workloads[number], None, device, seed)
+        cost = sum(reference.moved(reference.arguments(seed))) / _MOST_BYTES[device]
+        if taken and max(cost, reference.seconds / _MOST_SECONDS[device]) > 1:
+            break
+        if cost > _BEYOND:
+            raise ConfigError(
+                f"the smallest workload takes {cost * _MOST_BYTES[device] / 2**20:.0f} MiB; the judge has "
+                f"{_BEYOND * _MOST_BYTES[device] >> 20} MiB on {device}",
+                where=str(task.path),
+                hint="judge it on a GPU" if device == "cpu" else "add a smaller workload",
+            )
+        taken.append((number, reference))
+    timed = [reference for number, reference in taken if number < task.timed] or [taken[-1][1]]
+    timed = _spread(timed, _MOST_TIMED)
+    others = [reference for _, reference in taken if reference not in timed]
+    sentences = []
+    if len(taken) < len(task.workloads):
+        sentences.append(f"{len(taken)} of the task's {len(task.workloads)} workloads were checked on this device.")
+    return timed + others, timed, sentences
+
+
+def _spread(items: Sequence[_Item], most: int) -> list[_Item]:
+    """Return at most so many of the items, evenly, with the first and the last."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
 
 
 def affordable(inputs: int, seconds: float, device: str) -> int:

@@ -22,6 +22,7 @@ from typing import Any
 import kernel_format
 import kernel_judge
 import kernel_sandbox
+import kernel_tasks
 from kernel_builder import api
 from kernel_format.files import temporary_directory
 from kernel_judge.judge.arena import Arena
@@ -96,7 +97,7 @@ class WorkerProcess:
             self._output_start = 0
             self._connection, other = socket.socketpair()
             opened.enter_context(self._connection)
-            modules = (api, kernel_format, kernel_sandbox, kernel_judge)
+            modules = (api, kernel_format, kernel_sandbox, kernel_judge, kernel_tasks)
             own = [Path(str(module.__file__)).parent.parent for module in modules]
             paths = sandbox.readable([*readable, *own])
             settings = {

@@ -11,6 +11,7 @@ from kernel_builder.api import create_project
 from kernel_format.errors import ConfigError
 from kernel_judge.search.search_request import REFERENCE, SKILL, SearchRequest
 from kernel_judge.search.workspace import PROJECT
+from kernel_tasks import Task
 
 
 def kernel_name(task: str) -> str:
@@ -25,15 +26,14 @@ def task_path(run: Path) -> Path:
     return entries[0]  # a directory, or a problem file that may have settings beside it
 
 
-def prepare(request: SearchRequest, backends: Sequence[str]) -> None:
+def prepare(request: SearchRequest, task: Task, backends: Sequence[str]) -> None:
     """Create `given/` in the directory of a search, unless an earlier start of the search has created it."""
     given = request.run / "given"
     if given.is_dir():
         return
     staged = request.run / "given.new"
     shutil.rmtree(staged, ignore_errors=True)
-    settings = request.task.with_suffix(".toml")
-    _copy([request.task, *([settings] if request.task.is_file() and settings.is_file() else [])], staged / "task")
+    task.save(staged / "task")
     assert request.repo_id
     create_project(staged / PROJECT, request.repo_id, backends, license_name="apache-2.0")
     wanted = {name for context in request.contexts for name in context}

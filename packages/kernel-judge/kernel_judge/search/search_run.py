@@ -60,12 +60,12 @@ def _search(request: SearchRequest, task: Task, log: RunLog, notify: Notify) -> 
                 hint="go on with the same, or name another directory with --run",
             )
     backends = _backends(request, task)
-    agent_files.prepare(request, backends)
+    agent_files.prepare(request, task, backends)
     judging = request.judge_settings()
     log.append(STARTED, **settings, attempts=request.attempts, judge=judging, version=version("torch-kernel-judge"))
     stopping = threading.Event()
     with open_judge(judging, agent_files.task_path(request.run), stopping.is_set) as judge:
-        Supervisor(request, task.name, judge, log, notify, stopping).run()
+        Supervisor(request, task, judge, log, notify, stopping).run()
         chosen = best_kernel.choose(log, judge, request.run, notify)
     best = None
     if chosen:

@@ -19,6 +19,7 @@ from kernel_judge.search.local_judge import Judge, Judged
 from kernel_judge.search.run_log import AGENT_ENDED, TRY_ENDED, Event, RunLog
 from kernel_judge.search.search_request import PlannedAttempt, SearchRequest, agent_command
 from kernel_judge.search.workspace import Workspace
+from kernel_tasks import Task
 
 NO_CANDIDATE, NO_VERDICT = "no-candidate", "no-verdict"  # outcomes of a try besides RIGHT and WRONG
 _OUTPUT_TAIL = 2000  # bytes of an agent's output, for the feedback on a failure
@@ -33,7 +34,7 @@ class Supervisor:
     """Runs attempts in parallel; each judges through `judge`, which lets one candidate at a time onto a device."""
 
     request: SearchRequest
-    task_name: str
+    task: Task
     judge: Judge
     log: RunLog
     notify: Notify
@@ -86,7 +87,7 @@ class Supervisor:
             return event
         before = Workspace(self.request.run, attempt.number, number - 1).frozen_candidate() if number > 1 else None
         feedback = self._feedback(attempt.number, number - 1)
-        prompt = files.prompt_text(self.request, attempt, self.task_name, feedback)
+        prompt = files.prompt_text(self.request, attempt, self.task, feedback)
         workspace.prepare(prompt, attempt.context, files.judge_script(self.request), before)
         with workspace.log.open("wb") as output:
             ended = run_limited(

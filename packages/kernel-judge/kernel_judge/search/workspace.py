@@ -22,6 +22,7 @@ from kernel_format.files import remove_tree
 from kernel_judge.judge.candidate_files import candidate_digest, copy_candidate
 from kernel_judge.judge.verdict import Verdict
 from kernel_judge.search.search_request import PlannedAttempt, SearchRequest
+from kernel_tasks import Task
 
 _TEMPLATES = Path(__file__).parent / "templates"
 FILE, PROJECT = "candidate.py", "kernel"  # an agent writes one of them
@@ -92,11 +93,12 @@ def written(directory: Path, pristine: Path) -> Path | None:
     return project
 
 
-def prompt_text(request: SearchRequest, attempt: PlannedAttempt, task_name: str, feedback: str) -> str:
+def prompt_text(request: SearchRequest, attempt: PlannedAttempt, task: Task, feedback: str) -> str:
     """Return the instructions of an agent, on its standard input and in `PROMPT.md`."""
     template = string.Template((_TEMPLATES / "PROMPT.md").read_text(encoding="utf-8"))
     return template.substitute(
-        task=task_name,
+        task=task.name,
+        requirements="\n".join(f"- {line}" for line in task.description()),
         minutes=f"{request.limits.seconds / 60:.3g}",
         context="".join(f"- `context/{name}/`: {_CONTEXTS[name]}\n" for name in attempt.context),
         feedback=feedback,

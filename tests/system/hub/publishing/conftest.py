@@ -108,6 +108,10 @@ def edit(package: Path, name: str, before: str, after: str) -> None:
     for module in package.glob("*.py"):
         if module.name != "_ops.py":
             shutil.copy(module, sources)
+    update_digest(package)
+
+
+def update_digest(package: Path) -> None:
     described = json.loads((package / "metadata.json").read_text())
     computed = kernels_data.Digest.hash_variant(kernels_data.DigestAlgorithm.SHA256, package)
     described["digest"]["files"] = dict(sorted(computed.files.items()))

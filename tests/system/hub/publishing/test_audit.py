@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import CommitOperationAdd
-from kernels_data import Digest, DigestAlgorithm
 from packaging.version import Version
 
 from kernel_builder.hub.audit import audit
@@ -23,7 +22,7 @@ from tests.support.loopback import QuietHandler, served
 from tests.support.places import CPU, CUDA
 from tests.support.running_hub import RunningHub
 
-from .conftest import edit, put
+from .conftest import edit, put, update_digest
 
 SCALE = "org/scale"
 
@@ -35,9 +34,7 @@ def pad(package: Path, size: int) -> None:
     content.write_bytes(bytes(range(256)) * (size // 256))
     subprocess.run(["objcopy", "--add-section", f".padding={content}", binary], check=True)
     content.unlink()
-    described = json.loads((package / "metadata.json").read_text())
-    described["digest"]["files"] = dict(Digest.hash_variant(DigestAlgorithm.SHA256, package).files)
-    (package / "metadata.json").write_text(json.dumps(described))
+    update_digest(package)
 
 
 @pytest.fixture
@@ -61,7 +58,9 @@ def test_a_kernel_is_described_from_a_small_part_of_its_bytes(hub: RunningHub, b
     metadata = PackageMetadata.read(both / "build" / CUDA)
     assert metadata and tuple(of_cuda.device_code) == tuple(arch.removesuffix("+PTX") for arch in metadata.archs)
     assert all(row["sass"] for row in of_cuda.device_code.values())
-    assert [set(archs) for archs in of_cuda.kernels.values()] == [set(metadata.archs)]
+    assert {name.rpartition("::")[2]: set(archs) for name, archs in of_cuda.kernels.items()} == {
+        "kernel(float*, float const*, float, long)": set(metadata.archs)
+    }
     assert "libtorch_cuda.so" in of_cuda.libraries and of_cuda.symbols["the CUDA runtime"]
     assert [op["fake"] for op in of_cuda.ops] == [True]
     assert of_cuda.rebuild.startswith("no: ")
@@ -76,12 +75,8 @@ def test_findings_and_changes_of_the_api_decide_the_exit_code(hub: RunningHub, s
 
     assert run("--load")[0] == 0
     first = hub.api().list_repo_commits(SCALE, repo_type="kernel", revision="v1")[0].commit_id
-    edit(
-        scale / "build" / CPU,
-        "__init__.py",
-        'factor: float) -> torch.Tensor:\n    "',
-        'factor: float, by: int) -> torch.Tensor:\n    "',
-    )
+    signature = 'factor: float) -> torch.Tensor:\n    "'
+    edit(scale / "build" / CPU, "__init__.py", signature, signature.replace(")", ", by: int)"))
     changed = (scale / "build" / CPU / "__init__.py").read_bytes()
     operations = [CommitOperationAdd(f"build/{CPU}/__init__.py", changed)]
     hub.api().create_commit(SCALE, operations, repo_type="kernel", revision="v1", commit_message="Change one file")
@@ -127,20 +122,14 @@ def test_storage_that_the_hub_redirects_to_does_not_get_the_token() -> None:
         def do_GET(self) -> None:
             requested.append(("storage", self.headers["Authorization"]))
             first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
-            self.send_response(206)
-            self.send_header("Content-Length", str(last + 1 - first))
-            self.end_headers()
-            self.wfile.write(bytes(range(first, last + 1)))
+            self.send(206, bytes(range(first, last + 1)))
 
     with served(Storage) as storage:
 
         class Hub(QuietHandler):
             def do_GET(self) -> None:
                 requested.append(("hub", self.headers["Authorization"]))
-                self.send_response(302)
-                self.send_header("Location", f"{storage}/blob")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                self.send(302, Location=f"{storage}/blob")
 
         with served(Hub) as url:
             repository = RemoteRepository(SCALE, endpoint=url, token="hf_secret")

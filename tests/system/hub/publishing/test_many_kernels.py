@@ -6,23 +6,25 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
 
 from kernel_builder.config.variant import this_platform
+from tests.support.loopback import QuietHandler, served
 from tests.support.places import CPU, PROJECTS, ROOT
 from tests.support.running_hub import RunningHub
 from tests.unit.config.test_changed import commit, git
 
-from . import github_instance
 from .conftest import tree
-from .github_instance import TOKEN, RunningGitHub
 from .rehearsal import WORKFLOWS, Rehearsal, evaluate
 
 REPOSITORY = "org/kernels"
+TOKEN = "token-of-the-job"
 OWNER = "kernels-community"
 TEST = """import kernels
 from pathlib import Path
@@ -76,10 +78,33 @@ def test_no_workflow_runs_with_the_rights_of_the_repository_on_a_pull_request() 
     assert not any({"pull_request_target", "workflow_run"} & set(workflow[True]) for workflow in all_workflows())
 
 
+@dataclass
+class RunningGitHub:
+    """The commits of successful runs by workflow and branch, as GitHub's REST API answers on a loopback port."""
+
+    url: str = ""
+    runs: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+
+
 @pytest.fixture
 def github() -> Iterator[RunningGitHub]:
-    with github_instance.running(REPOSITORY) as instance:
-        yield instance
+    github = RunningGitHub()
+
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:
+            asked = urlsplit(self.path)
+            query = parse_qs(asked.query)
+            prefix, _, rest = asked.path.partition("/actions/workflows/")
+            workflow, _, runs = rest.partition("/")
+            if self.headers["Authorization"] != f"Bearer {TOKEN}" or (prefix, runs) != (f"/repos/{REPOSITORY}", "runs"):
+                self.send_json(404, {"message": "Not Found"})
+                return
+            assert query["status"] == ["success"] and query["event"] == ["push"]
+            commits = github.runs.get((workflow, query["branch"][0]), [])
+            self.send_json(200, {"workflow_runs": [{"head_sha": commit} for commit in commits[-1:]]})
+
+    with served(Handler) as github.url:
+        yield github
 
 
 class ManyKernels:
@@ -89,9 +114,7 @@ class ManyKernels:
         self.root, self.github = root / "checkout", github
         for name in ("one", "two"):
             project = Path(shutil.copytree(PROJECTS / "stable-scale", self.root / name))
-            text = (
-                (project / "build.toml").read_text().replace("stable-scale", name).replace('["cpu", "cuda"]', '["cpu"]')
-            )
+            text = (project / "build.toml").read_text().replace("stable-scale", name).replace(', "cuda"]', "]")
             (project / "build.toml").write_text(re.sub(r"\[kernel.scale_cuda\].*", "", text, flags=re.DOTALL))
             (project / "torch-ext" / "stable_scale").rename(project / "torch-ext" / name)
             (project / "scale" / "scale_cuda.cu").unlink()
@@ -114,9 +137,8 @@ class ManyKernels:
 
     def workflow(self, name: str, event: str, job: str, **context: str) -> Rehearsal:
         """Return a workflow as the documented workflow of the repository calls it from a job."""
-        given = {
-            f"inputs.{key}": str(value) for key, value in yaml.safe_load(documented()[0])["jobs"][job]["with"].items()
-        }
+        inputs = yaml.safe_load(documented()[0])["jobs"][job]["with"]
+        given = {f"inputs.{key}": str(value) for key, value in inputs.items()}
         environment = {**self.environment, "GITHUB_EVENT_NAME": event}
         return Rehearsal(self.root, {**given, **self.context, **context}, environment, name)
 
@@ -164,12 +186,8 @@ def test_a_pull_request_and_its_merge_rehearsed(hub: RunningHub, github: Running
     git(kernels.root, "merge", "--quiet", merged)
     projects = kernels.build("push", "publish")
     assert projects == "one"
-    publishing = kernels.workflow(
-        "publish-kernels.yml",
-        "push",
-        "publish",
-        **{"needs.build.outputs.projects": projects, "secrets.HF_TOKEN": "any"},
-    )
+    given = {"needs.build.outputs.projects": projects, "secrets.HF_TOKEN": "any"}
+    publishing = kernels.workflow("publish-kernels.yml", "push", "publish", **given)
     assert publishing.runs("publish", build="success", gpu="skipped")
     publishing.job("publish")
     assert f"build/{CPU}/metadata.json" in tree(hub, f"{OWNER}/one", "v1")

@@ -1,4 +1,4 @@
-"""Publishing to a real Hub, and loading from it with the unmodified client."""
+"""Publishing to a real Hub, loading from it with the unmodified client, and promises to the users of a version."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from huggingface_hub import CommitOperationAdd
 
+from kernel_builder.hub import package_api
 from kernel_builder.pipeline import BuildRequest, build
 from kernel_builder.toolchain import Toolchains
-from kernel_format.errors import CheckError, ConfigError, HubError, KernelBuilderError
+from kernel_format.errors import CheckError, ConfigError, HubError, KernelBuilderError, PackageError
 from kernel_hub import tokens
 from tests.support.builder_process import run_builder
 from tests.support.places import CPU as VARIANT
@@ -102,15 +103,6 @@ def test_links_are_published_as_files_that_build_alone(hub: RunningHub, scale: P
     assert [path.read_bytes() for path in published.glob(binary)] == [
         path.read_bytes() for path in project.glob(binary)
     ]
-
-
-def test_build_and_upload(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:
-    shutil.rmtree(doubling / "build")
-    environment = {**hub.environment, "KERNEL_BUILDER_CACHE": str(tmp_path / "cache")}
-    command = ["build-and-upload", doubling, "--repo-id", "org/", "--no-load", "--json"]
-    done = json.loads(run_builder(environment, *command, check=True).stdout)
-    assert (done["repo-id"], done["variants"]) == (DOUBLING, [CPU, CUDA])
-    assert tree(hub, DOUBLING, "v1").keys() > {f"build/{name}/metadata.json" for name in (CPU, CUDA)}
 
 
 def test_variants_are_kept_or_pruned(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:
@@ -235,6 +227,7 @@ def test_a_dry_run_writes_nothing(own_hub: RunningHub, quick: Path) -> None:
         ({"repo_id": "../etc/passwd"}, HubError, "not a valid repository name"),
         ({"repo_id": "unowned"}, HubError, "the organization is missing"),
         ({"repo_id": None}, ConfigError, "there is no repository to publish to"),
+        ({"endpoint": "http://127.0.0.1:9"}, HubError, r"no connection to http://127\.0\.0\.1:9"),
     ],
 )
 def test_wrong_requests_are_refused(
@@ -268,3 +261,85 @@ def test_missing_write_permission_is_reported(
     environment = {k: v for k, v in hub.environment.items() if k != "HF_TOKEN"}
     done = run_builder(environment, "upload", quick, "--repo-id", DOUBLING)
     assert done.returncode == HubError.exit_code and "hf auth login" in done.stderr
+
+
+LAYERS = '\n\nclass Doubler:\n    """A layer."""\n\n    def forward(self, x):\n        return ops.doubled(x)\n'
+
+
+def refused(hub: RunningHub, project: Path, kind: type[KernelBuilderError], **options: object) -> KernelBuilderError:
+    """Publish, and return the error; nothing may have been sent."""
+    before = tree(hub, DOUBLING, "v1"), tree(hub, DOUBLING, "main")
+    with pytest.raises(kind) as raised:
+        put(hub, project, **options)  # type: ignore[arg-type]
+    assert (tree(hub, DOUBLING, "v1"), tree(hub, DOUBLING, "main")) == before
+    return raised.value
+
+
+def test_an_api_change_within_a_version_is_refused(hub: RunningHub, doubling: Path) -> None:
+    """All variants are replaced together, but callers of the version would break."""
+    packages = [doubling / "build" / name for name in (CPU, CUDA)]
+    for package in packages:
+        edit(package, "__init__.py", '__all__ = ["doubled"]', '__all__ = ["Doubler", "doubled"]')
+        edit(package, "__init__.py", "\n\n__all__", f"{LAYERS}\n\n__all__")
+    put(hub, doubling)
+    for package in packages:
+        edit(package, "__init__.py", LAYERS, "")
+        edit(package, "__init__.py", '["Doubler", "doubled"]', '["doubled"]')
+    error = refused(hub, doubling, HubError)
+    assert str(error) == (
+        "org/python-only@v1: the API of version 1 would break its callers:\n"
+        "  class Doubler is gone\n"
+        "  Doubler.forward(self, x) is gone"
+    )
+    assert error.hint == "set `version = 2` in build.toml and build again; or publish it with --allow api-change"
+    put(hub, doubling, allow=("api-change",))
+    for package in packages:
+        edit(package, "__init__.py", '"""Doubling in', 'new = 1\n"""Doubling in')
+        edit(package, "__init__.py", '["doubled"]', '["doubled", "new"]')
+    assert put(hub, doubling).api_changes == ("attribute new is new",)
+
+
+def test_a_function_of_the_kernels_own_name_is_a_function(hub: RunningHub, doubling: Path) -> None:
+    """The directory for old clients has the same name."""
+    packages = [doubling / "build" / name for name in (CPU, CUDA)]
+    for package in packages:
+        edit(package, "__init__.py", "def doubled(x: torch.Tensor)", "def python_only(x: torch.Tensor)")
+        edit(package, "__init__.py", '["doubled"]', '["python_only"]')
+    member = package_api.read(packages[0]).members["python_only"]
+    assert (member.kind, member.call) == ("function", "(x)")
+    put(hub, doubling)
+    edit(packages[0], "__init__.py", "def python_only(x: torch.Tensor)", "def python_only(x: torch.Tensor, by=2)")
+    apis = [package_api.read(package) for package in packages]
+    assert apis[0].differences(apis[1]) == ("python_only(x, by=2) becomes python_only(x)",)
+    refused(hub, doubling, PackageError)
+
+
+def test_packages_of_other_sources_are_refused(hub: RunningHub, doubling: Path, scale: Path, tmp_path: Path) -> None:
+    source = doubling / "torch-ext/python_only/__init__.py"
+    put(hub, doubling)
+    source.write_text(source.read_text().replace("x * 2", "2 * x"))
+    (source.parent / "later.py").write_text("")
+    error = refused(hub, doubling, PackageError)
+    assert error.message == (
+        "packages were not built from the project's sources:\n"
+        "  torch-cpu, torch-cuda:\n"
+        "    torch-ext/python_only/__init__.py has changed\n"
+        "    torch-ext/python_only/later.py is new"
+    )
+    assert error.hint == f"rebuild: kernel-builder build {doubling}"
+    hub.environment["KERNEL_BUILDER_CACHE"] = str(tmp_path / "cache")
+    command = ["upload", doubling, "--repo-id", DOUBLING, "--no-load", "--build", "--json"]
+    done = run_builder(hub.environment, *command, check=True)
+    assert {f"build/{name}/later.py" for name in (CPU, CUDA)} < set(json.loads(done.stdout)["builds"]["sent"])
+
+    (scale / "scale/scale.h").write_text((scale / "scale/scale.h").read_text() + "// later\n")
+    (scale / "scale/scale_cuda.cu").unlink()  # not a source of the package for the CPU
+    config = scale / "build.toml"
+    config.write_text(config.read_text().replace('language = "cpp-cpu"', 'language = "cpp-cpu"\ncxx-flags = ["-O1"]'))
+    (scale / "scale/scale_cuda.cu").write_text("")
+    with pytest.raises(PackageError) as raised:
+        put(hub, scale)
+    assert raised.value.message.splitlines()[2:] == [
+        "    build.toml has changed",
+        "    scale/scale.h has changed",
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from kernel_builder.pipeline import BuildRequest, build
 from kernel_builder.progress import Lines
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import HubError
+from tests.support.git import git
 from tests.support.places import CPU, PROJECTS
 from tests.support.running_hub import RunningHub
 
@@ -24,13 +25,7 @@ from .conftest import edit
 from .test_publish import CUDA, DOUBLING, put
 
 pytestmark = pytest.mark.attack
-
-
-def fresh(cache: Path) -> Toolchains:
-    """Return the fetched toolchains with an empty build cache."""
-    cache.mkdir(parents=True)
-    (cache / "toolchains").symlink_to(Toolchains().store.root, target_is_directory=True)
-    return Toolchains(cache=cache)
+NewCache = Callable[[str], Path]
 
 
 def check(hub: RunningHub, name: str, **options: Any) -> Verification:
@@ -58,29 +53,26 @@ def test_a_file_changed_on_the_hub_is_found(hub: RunningHub, doubling: Path) -> 
         check(hub, "org/other")
 
 
-def test_a_kernel_is_built_again_at_its_commit(hub: RunningHub, scale: Path, tmp_path: Path) -> None:
+def test_a_kernel_is_built_again_at_its_commit(
+    hub: RunningHub, scale: Path, new_cache: NewCache, tmp_path: Path
+) -> None:
     """Its sources are partly links to files that a repository's kernels share."""
     repository = tmp_path / "repository"
-
-    def git(*arguments: str) -> None:
-        command = ["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@example.org", *arguments]
-        subprocess.run(command, check=True, capture_output=True)
-
     repository.mkdir()
     scale = scale.rename(repository / "scale")
     (scale / "scale").rename(repository / "shared")
     (scale / "scale").symlink_to("../shared")
     (repository / ".gitignore").write_text("build/\n")
-    git("init")
-    git("add", ".")
-    git("commit", "-m", "First")
-    build(BuildRequest((scale,), variants=(CPU,), load=False), fresh(tmp_path / "cache"))
+    git(repository, "init")
+    git(repository, "add", ".")
+    git(repository, "commit", "-m", "First")
+    build(BuildRequest((scale,), variants=(CPU,), load=False), Toolchains(cache=new_cache("cache")))
     put(hub, scale, "org/scale")
     card = hub.api().hf_hub_download("org/scale", "README.md", repo_type="kernel", local_dir=tmp_path)
     assert "kernel-builder verify org/scale@v1 --source ." in Path(card).read_text()
     source = scale / "scale/scale_cpu.cpp"
     source.write_text(source.read_text() + "// later\n")
-    git("commit", "-am", "Later")
+    git(repository, "commit", "-am", "Later")
     output = StringIO()
     (verdict,) = check(hub, "org/scale", source=scale, progress=Lines(output)).variants
     assert (verdict.rebuilt, verdict.ok) == ("equal", True)
@@ -100,10 +92,12 @@ def test_a_kernel_is_built_again_at_its_commit(hub: RunningHub, scale: Path, tmp
 
 
 @pytest.mark.skipif(shutil.which("aarch64-linux-gnu-g++") is None, reason="aarch64-linux-gnu-g++ is not installed")
-def test_a_cross_compiled_kernel_is_built_again_in_the_same_way(hub: RunningHub, scale: Path, tmp_path: Path) -> None:
+def test_a_cross_compiled_kernel_is_built_again_in_the_same_way(
+    hub: RunningHub, scale: Path, new_cache: NewCache
+) -> None:
     """Not where it was compiled in another way: by the g++ of its own platform, or by one of another."""
     arm = CPU.replace("x86_64", "aarch64")
-    build(BuildRequest((scale,), variants=(arm, CPU), load=False), fresh(tmp_path / "cache"))
+    build(BuildRequest((scale,), variants=(arm, CPU), load=False), Toolchains(cache=new_cache("cache")))
     put(hub, scale, "org/scale")
     assert [verdict.rebuilt for verdict in check(hub, "org/scale", source=scale).variants] == ["equal", "equal"]
 

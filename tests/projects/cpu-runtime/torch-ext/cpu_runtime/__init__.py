@@ -2,8 +2,4 @@
 
 from ._ops import ops
 
-library = ops.library
-exceptions = ops.exceptions
-threads = ops.threads
-
-__all__ = ["exceptions", "library", "threads"]
+__all__ = ["ops"]

@@ -1,9 +1,26 @@
-"""Finds the pointers through which a Triton kernel stores, in its syntax tree."""
+"""Reads the author's module as a syntax tree: its functions, and the pointers through which a kernel stores."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from pathlib import Path
+
+from kernel_format.errors import ConfigError
+
+
+def read_functions(path: Path) -> dict[str, ast.FunctionDef]:
+    """Return the functions of a module by name.
+
+    Raises:
+        ConfigError: If it is not Python.
+    """
+    try:
+        module = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    except (SyntaxError, UnicodeDecodeError) as error:
+        line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise ConfigError(f"is not Python: {error}", where=f"{path}{line}", hint="correct the module") from error
+    return {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
 
 
 def stored_parameters(kernel: ast.FunctionDef, functions: Mapping[str, ast.FunctionDef]) -> set[str]:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kernel_aot.declaration import DTYPES, Op, Reader, Variant
+from kernel_aot.ops import DTYPES, Op, Variant
+from kernel_aot.table_reader import Reader
 
 STREAM = "stream"  # the parameter that is the stream
 _TENSOR = re.compile(r"(\*\w+)\[([\w, ]+)\](:16)?")
@@ -58,9 +59,7 @@ class CuteReader(Reader):
                 hint = "the @cute.jit function computes the grid; write `:16` after types of aligned tensors"
                 raise self.error(key, "is a key of Triton's kernels", hint)
         table["grid"] = ()
-        kernel = self.functions.get(table["kernel"])
-        names = [parameter.arg for parameter in kernel.args.args] if kernel else [STREAM]
-        if STREAM not in names:
+        if STREAM not in self.names:
             hint = "add a parameter `stream: cuda.CUstream`, and pass it on to launch(stream=stream)"
             raise self.error("kernel", f"{table['kernel']} has no parameter for the stream", hint)
         layouts = self.layouts()
@@ -72,14 +71,14 @@ class CuteReader(Reader):
         for size in self.sizes:
             if len({size in config.constants for config in op.configs}) > 1:
                 raise self.error("config", f"some rows set {size}, and others do not", "set it in each row, or in none")
-        return CuteOp(**vars(op), layouts=layouts, names=tuple(names))
+        return CuteOp(**vars(op), layouts=layouts, names=tuple(self.names))
 
     def layouts(self) -> dict[str, tuple[str | int, ...]]:
         """Take the sizes out of the types, and add the conditions that they are for the op's arguments."""
         table = self.table
         types, requires = dict(table.get("types", {})), list(table.get("requires", ()))
         constants = table.get("constants", {})
-        tensors = set(re.findall(r"Tensor(?:\(\w!\))? (\w+)", table["schema"]))
+        tensors = {parameter.name for parameter in self.parameters() if parameter.kind == "Tensor"}
         layouts: dict[str, tuple[str | int, ...]] = {}
         for name, value in table["arguments"].items():
             is_input = value in tensors
@@ -114,13 +113,9 @@ def job(variant: Variant) -> dict[str, Any]:
         kind = variant.signature[argument.name]
         if argument.is_tensor:
             dtype = DTYPES[kind[1:]]
-            sizes = [
-                variant.constants.get(size, size) if isinstance(size, str) else size
-                for size in op.layouts[argument.name]
-            ]
             parameters[argument.name] = {
                 "kind": "tensor",
-                "value": sizes,
+                "value": [variant.constants.get(str(size), size) for size in op.layouts[argument.name]],
                 "dtype": _DTYPES.get(dtype, dtype.capitalize()),
                 "align": 16 if argument.is_divisible else 1,
             }

@@ -1,0 +1,299 @@
+"""Tasks and candidates in the public formats: a right candidate is accepted, a wrong one is rejected."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from click.testing import CliRunner
+
+from kernel_builder.cli import main
+from kernel_format.errors import ConfigError
+from kernel_judge.judge.judgement import JudgeRequest, judge
+from kernel_judge.judge.verdict import Verdict
+from kernel_tasks import read_task
+
+# Any two terms whose sum is the input are right, so that a comparison with the reference's would be wrong.
+GPU_MODE = {
+    "tools/utils.py": "def is_near(a, b):\n    return bool(((a - b).abs() < 1e-5).all())\n",
+    "split/task.yml": """
+lang: py
+files:
+  - {name: submission.py, source: "@SUBMISSION@"}
+  - {name: utils.py, source: ../tools/utils.py}
+  - {name: reference.py, source: reference.py}
+tests:
+  - {rows: 3, seed: 1}
+benchmarks:
+  - {rows: 40, seed: 2}
+""",
+    "split/reference.py": """
+import torch
+from utils import is_near
+
+
+def generate_input(rows, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(rows, 8, generator=generator), torch.empty(rows, 8)
+
+
+def ref_kernel(data):
+    x, buffer = data
+    buffer[...] = x / 2
+    return buffer, x / 2
+
+
+def check_implementation(data, output):
+    a, b = output
+    return (True, "") if is_near(a + b, data[0]) else (False, "the sum is wrong")
+""",
+}
+
+# `expr` axes, a scalar, and destinations after the inputs.
+DEFINITION = {
+    "name": "halves",
+    "op_type": "test",
+    "axes": {
+        "rows": {"type": "var"},
+        "columns": {"type": "const", "value": 8},
+        "half": {"type": "expr", "expression": "columns // 2"},
+    },
+    "inputs": {
+        "x": {"shape": ["rows", "columns"], "dtype": "float32"},
+        "factor": {"shape": None, "dtype": "float32"},
+    },
+    "outputs": {
+        "left": {"shape": ["rows", "half"], "dtype": "float32"},
+        "sum": {"shape": ["rows"], "dtype": "float32"},
+    },
+    "reference": "def run(x, factor):\n    return x[:, :4] * factor, x.sum(-1)\n",
+}
+WORKLOAD = {
+    "uuid": "a",
+    "axes": {"rows": 5},
+    "inputs": {"x": {"type": "random"}, "factor": {"type": "scalar", "value": 2.0}},
+}
+DESTINATIONS = "def run(x, factor, left, sum):\n    left.copy_(x[:, :4] * {factor})\n    sum.copy_(x.sum(-1))\n"
+CPP = """#include <torch/extension.h>
+void run(torch::Tensor x, double factor, torch::Tensor left, torch::Tensor sum) {
+  left.copy_(x.slice(1, 0, 4) * factor);
+  sum.copy_(x.sum(-1));
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run); }
+"""
+TRACE = """Operator: aten.add.Tensor
+cnt: 3, ((T([6, 4], f32), T([6, 4], f32, stride=(1, 6))), {})
+cnt: 1, ((T([3], f32), 2), {'alpha': 3})
+Operator: aten.relu.default
+cnt: 1, ((T([2], bf16),), {})
+"""
+
+
+def write(directory: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+    return directory
+
+
+def verdict(candidate: Path, task: Path, **options: Any) -> Verdict:
+    settings: dict[str, Any] = {"inputs": 8, "rounds": 0, "peers": ("eager",), "device": "cpu"}
+    return judge(JudgeRequest(candidate, task, **(settings | options)))
+
+
+@pytest.fixture
+def gpu_mode(tmp_path: Path) -> Path:
+    return write(tmp_path / "problems", GPU_MODE) / "split"
+
+
+def test_a_gpu_mode_task_has_its_own_rule_workloads_and_modules(gpu_mode: Path, tmp_path: Path) -> None:
+    submission = tmp_path / "submission.py"
+    submission.write_text("import utils\n\n\ndef custom_kernel(data):\n    return data[0] / 4, 3 * data[0] / 4\n")
+    right = verdict(submission, gpu_mode, rounds=1, seed=1)
+    assert right.is_right, right.reason
+    assert [case["sizes"]["rows"] for case in right.cases] == [40]
+    submission.write_text("def custom_kernel(data):\n    return data[0] / 2, data[0] / 3\n")
+    wrong = verdict(submission, gpu_mode)
+    assert wrong.rejected_as == "wrong-result" and "the sum is wrong" in wrong.reason
+    submission.write_text("def custom_kernel(data):\n    return data[0].abs() / 2, data[0] / 2\n")
+    assert "random signs" in verdict(submission, gpu_mode).reason
+    assert verdict(submission, gpu_mode, inputs_of_task_only=True).is_right, "the task has no negative inputs"
+
+
+def test_a_saved_task_is_complete(gpu_mode: Path, tmp_path: Path) -> None:
+    task = read_task(gpu_mode)
+    saved = read_task(task.save(tmp_path / "saved"))
+    assert saved.digest == task.digest and saved.name == task.name and saved.workloads == task.workloads
+    assert saved.problem(saved.sizes()).get_inputs()[0][0].shape == (40, 8)
+    text = " ".join(task.description())
+    assert "custom_kernel(data)" in text and "rows=40" in text and "check_implementation" in text
+
+
+def test_a_task_that_needs_a_gpu_exits_with_11(gpu_mode: Path, tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    reference = gpu_mode / "reference.py"
+    reference.write_text(reference.read_text().replace("torch.empty(rows, 8)", 'torch.empty(rows, 8, device="cuda")'))
+    submission = tmp_path / "submission.py"
+    submission.write_text("def custom_kernel(data):\n    return data\n")
+    done = CliRunner().invoke(main, ["judge", str(submission), "--task", str(gpu_mode)])
+    assert done.exit_code == 11 and "reference.py: generate_input needs a GPU" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("task.yml", "lang: py", "lang: cu", "task.yml: lang: is 'cu'; expected \"py\""),
+        ("task.yml", "lang: py", "lang: py\nmulti_gpu: true", "task.yml: multi_gpu: is true"),
+        ("task.yml", "benchmarks:", "ranked:", "task.yml: benchmarks: expected a list"),
+        ("task.yml", "../tools/utils.py", "../utils.py", "task.yml: files: ../utils.py cannot be read"),
+        ("reference.py", "def ref_kernel", "def ref", "reference.py: defines no ref_kernel"),
+        ("reference.py", "return torch.rand", "return slice(3), torch.rand", "returns a builtins.slice"),
+    ],
+)
+def test_a_bad_gpu_mode_task_names_the_key(gpu_mode: Path, file: str, old: str, new: str, message: str) -> None:
+    path = gpu_mode / file
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ConfigError) as caught:
+        task = read_task(gpu_mode)
+        task.problem(task.sizes()).get_inputs()
+    assert message in str(caught.value)
+
+
+def definition(directory: Path, workload: dict[str, Any], **changes: Any) -> Path:
+    """Write a problem of SOL-ExecBench, or a data set of FlashInfer Trace for a workload with its name."""
+    is_trace = "definition" in workload
+    name = "definitions/test/halves.json" if is_trace else "definition.json"
+    lines = "workloads/test/halves.jsonl" if is_trace else "workload.jsonl"
+    write(directory, {name: json.dumps(DEFINITION | changes), lines: json.dumps(workload) + "\n"})
+    return directory / name
+
+
+def solution(directory: Path, language: dict[str, Any], name: str, text: str, **changes: Any) -> Path:
+    spec = {"target_hardware": ["LOCAL"], "entry_point": f"{name}::run", **language}
+    content = {
+        "name": "s",
+        "definition": "halves",
+        "author": "a",
+        "spec": spec,
+        "sources": [{"path": name, "content": text}],
+    }
+    return write(directory, {"solution.json": json.dumps(content | changes)}) / "solution.json"
+
+
+def test_a_flashinfer_bench_solution_is_judged(tmp_path: Path) -> None:
+    task = definition(tmp_path / "trace", {"definition": "halves", "workload": WORKLOAD})
+    right = solution(tmp_path, {"language": "python"}, "main.py", DESTINATIONS.format(factor="factor"))
+    assert verdict(right, task).is_right
+    (tmp_path / "file.py").write_text("def run(x, factor):\n    return x[:, :4] * factor, 1.02 * x.sum(-1)\n")
+    wrong = verdict(tmp_path / "file.py", task)
+    assert wrong.rejected_as == "wrong-result" and "output 'sum'" in wrong.reason
+
+
+def test_a_sol_execbench_solution_is_built_and_judged(tmp_path: Path) -> None:
+    task = definition(tmp_path / "problem", WORKLOAD).parent
+    right = solution(tmp_path, {"languages": ["cuda_cpp"]}, "main.cpp", CPP)
+    found = verdict(right, task)
+    assert found.is_right, found.reason
+    wrong = solution(tmp_path, {"languages": ["pytorch"]}, "main.py", DESTINATIONS.format(factor=2.0))
+    assert "wrong" not in verdict(wrong, task).verdict, "the factor is always 2"
+    wrong = solution(tmp_path, {"languages": ["pytorch"]}, "main.py", DESTINATIONS.format(factor=2.1))
+    assert verdict(wrong, task).rejected_as == "wrong-result"
+
+
+def test_a_backend_bench_kernel_is_judged(tmp_path: Path) -> None:
+    write(tmp_path, {"trace.txt": TRACE})
+    task = tmp_path / "trace.txt::aten.add.Tensor"
+    kernel = "def add__Tensor_kernel_impl(a, b, *, alpha=1):\n    return a + {}b\n"
+    write(tmp_path / "kernels", {"add__Tensor/add__Tensor_implementation_v1.py": kernel.format("alpha * ")})
+    assert verdict(tmp_path / "kernels", task).is_right
+    write(tmp_path, {"wrong.py": kernel.format("")})
+    assert verdict(tmp_path / "wrong.py", task).rejected_as == "wrong-result"
+    with pytest.raises(ConfigError, match=r"expected one of aten.add.Tensor, aten.relu.default"):
+        read_task(tmp_path / "trace.txt")
+
+
+def test_the_tolerance_is_the_formats(tmp_path: Path) -> None:
+    loose = WORKLOAD | {
+        "tolerance": {"max_atol": 0.5, "max_rtol": 0.0, "required_matched_ratio": 0.7, "max_error_cap": 2}
+    }
+    task = read_task(definition(tmp_path / "a", loose).parent)
+    fault = task.problem(task.sizes()).fault
+    assert fault
+    expected = [torch.ones(5, 4), torch.ones(5)]
+    off = torch.tensor([1.0, 1.4, 0.6, 1.2, 2.9])
+    assert fault((), [expected[0], off], expected) is None
+    assert "max_error_cap" in str(fault((), [expected[0], off + torch.tensor([0, 0, 0, 0, 1.0])], expected))
+    assert "60.00%" in str(fault((), [expected[0], off + torch.tensor([0, 0.2, 0, 0, 0])], expected))
+    assert "are 0" in str(fault((), [expected[0] * 0, off], expected))
+    strict = read_task(definition(tmp_path / "b", {"definition": "halves", "workload": WORKLOAD}))
+    fault = strict.problem(strict.sizes()).fault
+    assert fault and "80.00%" in str(fault((), [expected[0], torch.tensor([1.0, 1, 1, 1, 1.03])], expected))
+
+
+def test_inputs_are_those_of_the_workload(tmp_path: Path) -> None:
+    reference = (
+        DEFINITION["reference"] + "\n\ndef make(axes, device):\n    return {'x': torch.full((axes['rows'], 8), 3.0)}\n"
+    )
+    own = WORKLOAD | {"inputs": {"x": {"type": "custom"}, "factor": {"type": "scalar", "value": 2.0}}}
+    changes = {"reference": f"import torch\n{reference}", "custom_inputs_entrypoint": "make"}
+    task = read_task(definition(tmp_path / "a", own, **changes).parent)
+    assert bool((task.problem(task.sizes()).get_inputs()[0] == 3).all())
+    stored = {
+        "x": {"type": "safetensors", "path": "blob/x.safetensors", "tensor_key": "k"},
+        "factor": own["inputs"]["factor"],
+    }
+    file = definition(tmp_path / "b", {"definition": "halves", "workload": WORKLOAD | {"inputs": stored}})
+    task = read_task(file)
+    with pytest.raises(ConfigError, match=r"inputs\.x\.path of a workload: blob/x.safetensors is not in"):
+        task.problem(task.sizes()).get_inputs()
+    (tmp_path / "b" / "blob").mkdir()
+    safetensors.torch.save_file({"k": torch.full((5, 8), 4.0)}, tmp_path / "b" / "blob" / "x.safetensors")
+    saved = read_task(task.save(tmp_path / "saved"))
+    assert bool((saved.problem(saved.sizes()).get_inputs()[0] == 4).all())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"axes": None}, "definition.json: axes: expected a dict"),
+        (
+            {"inputs": {"x": {"shape": ["rows"], "dtype": "float4_e2m1"}}},
+            "definition.json: inputs.x.dtype: is 'float4_e2m1'",
+        ),
+        (
+            {"axes": {"rows": {"type": "var"}, "other": {"type": "var"}}},
+            "workload.jsonl: line 1: is not a workload of halves",
+        ),
+        ({"reference": "def go(): pass"}, "defines no function run"),
+    ],
+)
+def test_a_bad_definition_names_the_key(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    file = definition(tmp_path, WORKLOAD, **changes)
+    with pytest.raises(ConfigError) as caught:
+        task = read_task(file.parent)
+        task.problem(task.sizes())
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"definition": "other"}, "solution.json: definition: is 'other'; the task is 'halves'"),
+        ({"sources": [{"path": "../main.py", "content": "x"}]}, "solution.json: sources.path: is '../main.py'"),
+        (
+            {"sources": [{"path": "other.py", "content": "x"}]},
+            "spec.entry_point: is 'main.py::run'; expected FILE::FUNCTION",
+        ),
+    ],
+)
+def test_a_bad_solution_names_the_key(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    task = read_task(definition(tmp_path / "a", WORKLOAD).parent)
+    file = solution(tmp_path, {"languages": ["pytorch"]}, "main.py", DESTINATIONS, **changes)
+    with pytest.raises(ConfigError) as caught:
+        task.candidate_files(file)
+    assert message in str(caught.value)

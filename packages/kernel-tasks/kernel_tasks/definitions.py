@@ -1,0 +1,259 @@
+"""Definitions of FlashInfer Trace, with workloads: the schema that FlashInfer-Bench and SOL-ExecBench share.
+
+A definition (JSON) has axes, named inputs and outputs, and a `reference` in Python that defines `run(*inputs)`. A
+workload binds the variable axes, and states how each input is made: random, a scalar, from a file of safetensors, or by
+a function of the reference.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+
+from kernel_format.errors import ConfigError
+from kernel_tasks.definition_models import (
+    DEFINITION,
+    axis_values,
+    model_of,
+    read_json,
+    run_reference,
+    tensor_shape,
+)
+from kernel_tasks.solutions import candidate_program
+from kernel_tasks.task import PROBLEM, Files, Problem, Sizes, Task
+
+_KEYS = {"name": str, "axes": dict, "inputs": dict, "outputs": dict, "reference": str}
+_DTYPES = (
+    "float64",
+    "float32",
+    "float16",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "bool",
+)
+_LARGEST = {torch.int8: 128, torch.int16: 1024, torch.int32: 1024, torch.int64: 1024}
+
+
+class Rule(NamedTuple):
+    """How a format compares results: the tolerances, and the share of the elements that must be within them."""
+
+    absolute: float
+    relative: float
+    share: float
+    fault: Callable[[Rule, torch.Tensor, torch.Tensor], str | None]  # of one output, in float32
+    cap: float | None = None  # of the largest absolute error
+    allows_negative_infinity: bool = False
+
+
+class Format(NamedTuple):
+    """What distinguishes the two formats."""
+
+    layout: str  # the workloads' file, for an error
+    rule: Callable[[Mapping[str, Any], Mapping[str, Any]], Rule]  # definition, workload -> its rule
+    special: Callable[
+        [str, Mapping[str, Any], tuple[int, ...]], torch.Tensor | None
+    ]  # name, input, shape -> its values
+
+
+@dataclass
+class DefinitionTask(Task):
+    """A definition with its workloads; `blobs` is the directory to which paths of safetensors are relative."""
+
+    definition: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, dict[str, Any]] = field(default_factory=dict)  # uuid -> workload
+    blobs: Path = Path()
+    kind: Format | None = None
+
+    def model_files(self, sizes: Sizes) -> Files:
+        """Return the definition, and a `Model` that calls its reference."""
+        text = "from kernel_tasks.definition_models import reference_model\n\nModel = reference_model(__file__)\n"
+        return {DEFINITION: json.dumps(self.definition).encode(), PROBLEM: text.encode()}
+
+    def candidate_files(self, path: Path) -> Files:
+        """Return the sources of a solution, and a `ModelNew` that builds and calls it."""
+        return candidate_program(path, self.definition)
+
+    def weight(self, sizes: Sizes) -> int:
+        """Return the number of elements of the inputs."""
+        axes = axis_values(self.definition, sizes)
+        shapes = (spec["shape"] for spec in self.definition["inputs"].values())
+        return sum(math.prod(tensor_shape(shape, axes)) for shape in shapes if shape is not None)
+
+    def problem(self, sizes: Sizes) -> Problem:
+        """Return the reference with the inputs of a workload."""
+        workload = self.sources[sizes["uuid"]]
+        assert self.kind
+        rule = self.kind.rule(self.definition, workload)
+
+        def fault(arguments: Any, results: Sequence[Any], expected: Sequence[Any]) -> str | None:
+            for name, result, reference in zip(self.definition["outputs"], results, expected, strict=True):
+                if text := rule.fault(rule, result.float(), reference.float()):
+                    return f"output {name!r}: {text}"
+            return None
+
+        return Problem(self._model, lambda: self._inputs(workload, sizes), fault=fault)
+
+    def tolerance(self) -> str:
+        """Return the rule for right results."""
+        assert self.kind
+        rule = self.kind.rule(self.definition, next(iter(self.sources.values())))
+        return f"{rule.share:.0%} of the elements within {rule.absolute} absolute or {rule.relative} relative error"
+
+    def save(self, directory: Path) -> Path:
+        """Write the task's files, with the safetensors of its workloads."""
+        saved = super().save(directory)
+        for workload in self.sources.values():
+            for name, entry in workload["inputs"].items():
+                if entry["type"] == "safetensors" and not Path(entry["path"]).is_absolute():
+                    (saved / entry["path"]).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(self._blob(name, entry), saved / entry["path"])
+        return saved
+
+    @cached_property
+    def _module(self) -> types.ModuleType:
+        return run_reference(self.definition, str(self.path))
+
+    @cached_property
+    def _model(self) -> type[torch.nn.Module]:
+        return model_of(self._module, self.definition)
+
+    def _inputs(self, workload: Mapping[str, Any], sizes: Sizes) -> list[Any]:
+        """Return a workload's inputs in the order of the definition."""
+        assert self.kind
+        axes = axis_values(self.definition, sizes)
+        entries = workload["inputs"]
+        made: Mapping[str, Any] = {}
+        if any(entry["type"] == "custom" for entry in entries.values()):
+            scalars = {name: entry["value"] for name, entry in entries.items() if entry["type"] == "scalar"}
+            function = getattr(self._module, self.definition.get("custom_inputs_entrypoint") or "", None)
+            if function is None:
+                raise ConfigError(
+                    "names no function of the reference, and a workload has custom inputs",
+                    where=f"{self.path}: custom_inputs_entrypoint",
+                    hint="name a function of the reference that returns the inputs",
+                )
+            made = function({**axes, **scalars}, torch.empty(0).device)
+        inputs = []
+        for name, spec in self.definition["inputs"].items():
+            entry = entries.get(name, {"type": "random"})
+            shape = None if spec["shape"] is None else tensor_shape(spec["shape"], axes)
+            if entry["type"] == "scalar":
+                inputs.append(entry["value"])
+            elif entry["type"] == "custom":
+                inputs.append(made[name])
+            elif entry["type"] == "safetensors":
+                inputs.append(self._loaded(name, entry, shape))
+            elif shape is None:
+                inputs.append(_random((), getattr(torch, spec["dtype"])).item())
+            else:
+                special = self.kind.special(name, spec, shape)
+                inputs.append(_random(shape, getattr(torch, spec["dtype"])) if special is None else special)
+                if self.definition.get("op_type") == "sampling" and name == "probs":
+                    inputs[-1] = inputs[-1].softmax(-1)
+        return inputs
+
+    def _blob(self, name: str, entry: Mapping[str, Any]) -> Path:
+        """Return the file of an input; SOL-ExecBench's paths may start with directories of the data set."""
+        parts = Path(entry["path"]).parts
+        for start in range(len(parts)):
+            path = self.blobs / Path(*parts[start:])
+            if path.is_file() and not path.read_bytes()[:40].startswith(b"version https://git-lfs"):
+                return path
+        raise ConfigError(
+            f"{entry['path']} is not in {self.blobs}",
+            where=f"{self.path}: inputs.{name}.path of a workload",
+            hint="download the blobs of the data set, for example with `git lfs pull`",
+        )
+
+    def _loaded(self, name: str, entry: Mapping[str, Any], shape: tuple[int, ...] | None) -> torch.Tensor:
+        path = self._blob(name, entry)
+        with safe_open(path, framework="pt") as file:
+            if entry["tensor_key"] not in file.keys():  # noqa: SIM118 - it is no dictionary
+                raise ConfigError(f"has no tensor {entry['tensor_key']!r}", where=str(path), hint="see tensor_key")
+            tensor: torch.Tensor = file.get_tensor(entry["tensor_key"])
+        expected = shape, getattr(torch, self.definition["inputs"][name]["dtype"])
+        if (tuple(tensor.shape), tensor.dtype) != expected:
+            raise ConfigError(
+                f"{entry['tensor_key']} has shape and dtype {tuple(tensor.shape), tensor.dtype}; expected {expected}",
+                where=str(path),
+                hint=f"correct the axes of the workload, or input {name} of the definition",
+            )
+        return tensor
+
+
+def read_definition(file: Path, workloads: Path, blobs: Path, kind: Format) -> DefinitionTask:
+    """Read a definition and its workloads.
+
+    Raises:
+        ConfigError: If a key is missing or has a value that is not supported; it names the file and the key.
+    """
+    definition = read_json(file)
+    for key, expected in _KEYS.items():
+        if not isinstance(definition.get(key), expected):
+            raise ConfigError(f"expected a {expected.__name__}", where=f"{file}: {key}", hint="see the schema")
+    for group in ("inputs", "outputs"):
+        for name, spec in definition[group].items():
+            if spec.get("dtype") not in _DTYPES:
+                raise ConfigError(
+                    f"is {spec.get('dtype')!r}; expected one of {', '.join(_DTYPES)}",
+                    where=f"{file}: {group}.{name}.dtype",
+                    hint="a 4-bit dtype needs the format's own evaluator",
+                )
+    if not workloads.is_file():
+        raise ConfigError("there are no workloads", where=str(workloads), hint=f"expected {kind.layout}")
+    sources, sizes = {}, []
+    for number, line in enumerate(workloads.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            workload = entry.get("workload", entry)
+            uuid = workload.get("uuid", str(number))
+            sizes.append({**workload["axes"], "uuid": uuid})
+            axis_values(definition, sizes[-1])
+            sources[uuid] = workload | {"inputs": dict(workload["inputs"])}
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"is not a workload of {definition['name']}: {type(error).__name__}: {error}",
+                where=f"{workloads}: line {number}",
+                hint="expected a JSON object with uuid, axes and inputs",
+            ) from error
+    return DefinitionTask(
+        name=definition["name"],
+        path=file,
+        files={DEFINITION: file.read_bytes(), kind.layout.format(name=definition["name"]): workloads.read_bytes()},
+        form=f"A candidate defines `run({', '.join([*definition['inputs'], *definition['outputs']])})`, which writes "
+        "its results into the last arguments, or `run` of the inputs only, which returns them.",
+        workloads=tuple(sizes),
+        timed=len(sizes),
+        definition=definition,
+        sources=sources,
+        blobs=blobs,
+        kind=kind,
+    )
+
+
+def _random(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return random values as both formats' evaluators draw them."""
+    if dtype in _LARGEST:
+        return torch.randint(-_LARGEST[dtype], _LARGEST[dtype], tuple(shape), dtype=dtype)
+    if dtype is torch.bool:
+        return torch.randint(0, 2, tuple(shape), dtype=torch.bool)
+    if dtype.itemsize == 1:
+        return torch.randn(tuple(shape)).clamp_(-2.0, 2.0).to(dtype)
+    return torch.randn(tuple(shape), dtype=dtype)

@@ -1,0 +1,217 @@
+"""GPU MODE: a directory with `task.yml` and `reference.py`, as on the leaderboards of gpu-mode/kernelbot.
+
+`reference.py` defines `generate_input(**spec)`, `ref_kernel(data)` and `check_implementation(data, output)`, and a
+submission defines `custom_kernel(data)`. The benchmarks are timed, and the tests are checked as well. A spec's seed is
+replaced by a drawn one, as in leaderboard mode.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from kernel_format.errors import ConfigError
+from kernel_tasks.task import CANDIDATE, PROBLEM, Files, MachineError, Problem, Sizes, Task, write_files
+
+_SUBMISSION = "@SUBMISSION@"
+_NEEDED = ("generate_input", "ref_kernel", "check_implementation")
+_LARGEST_SEED = 2**31 - 1
+_PLAIN = (torch.Tensor, int, float, bool, str, torch.dtype, type(None))
+_MODEL = """import torch
+from {module} import {function}
+
+
+class {name}(torch.nn.Module):
+    def forward(self, data):
+        return {function}(data)
+"""
+
+
+@dataclass
+class GpuModeTask(Task):
+    """A task of a leaderboard."""
+
+    submission: str = "submission.py"
+    is_elementwise: bool = False
+
+    def model_files(self, sizes: Sizes) -> Files:
+        """Return the task's files, and a `Model` that calls `ref_kernel`."""
+        return {
+            **self._modules,
+            PROBLEM: _MODEL.format(module="reference", function="ref_kernel", name="Model").encode(),
+        }
+
+    def candidate_files(self, path: Path) -> Files:
+        """Return the task's files with the submission among them, and a `ModelNew` that calls `custom_kernel`."""
+        if path.is_dir():
+            path = path / self.submission
+        if not path.is_file():
+            raise ConfigError("does not exist; expected a submission", where=str(path), hint=self.form)
+        model = _MODEL.format(module=Path(self.submission).stem, function="custom_kernel", name="ModelNew")
+        return {**self._modules, self.submission: path.read_bytes(), CANDIDATE: model.encode()}
+
+    def problem(self, sizes: Sizes) -> Problem:
+        """Return the reference with the inputs of a spec."""
+        task, reference, forms = self, self._reference, [None]
+
+        class Model(torch.nn.Module):
+            def forward(self, data: Any) -> Any:
+                forms[0] = task._run("ref_kernel", reference.ref_kernel, data)
+                return forms[0]
+
+        def get_inputs() -> list[Any]:
+            spec = dict(sizes)
+            if "seed" in spec:
+                spec["seed"] = int(torch.randint(_LARGEST_SEED, (), device="cpu"))
+            data = self._run("generate_input", reference.generate_input, **spec)
+            if unknown := _unknown(data):
+                raise ConfigError(
+                    f"generate_input returns a {unknown}; expected tensors, numbers and text in lists, tuples and "
+                    "dictionaries",
+                    where=str(self.path / "reference.py"),
+                    hint="the candidate runs in another process, which gets no other objects",
+                )
+            return [data]
+
+        def fault(arguments: Any, results: Sequence[Any], expected: Sequence[Any]) -> str | None:
+            output = _with_form(forms[0], iter(results))
+            checked = self._run("check_implementation", reference.check_implementation, arguments[0], output)
+            is_right, message = checked if isinstance(checked, tuple) else (not checked, checked)
+            return None if is_right else str(message) or "check_implementation rejects it"
+
+        return Problem(Model, get_inputs, fault=fault)
+
+    def tolerance(self) -> str:
+        """Return the rule for right results."""
+        return "`check_implementation` in `reference.py` accepts them"
+
+    def _run(self, name: str, function: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except (RuntimeError, AssertionError, ValueError, TypeError, ImportError) as error:
+            if not torch.cuda.is_available() and re.search(r"cuda|nvidia|\bhip\b", str(error), re.IGNORECASE):
+                raise MachineError(
+                    f"{name} needs a GPU, and Torch finds none: {str(error).splitlines()[0].split('. ')[0]}",
+                    where=str(self.path / "reference.py"),
+                    hint="judge it on a machine with a GPU",
+                ) from error
+            raise
+
+    @property
+    def _modules(self) -> Files:
+        return {name: data for name, data in self.files.items() if name != "task.yml"}
+
+    @cached_property
+    def _directory(self) -> tempfile.TemporaryDirectory[str]:
+        return tempfile.TemporaryDirectory(prefix="task-")  # lives as long as the task
+
+    @cached_property
+    def _reference(self) -> Any:
+        """Import `reference.py`, with `task`, `utils` and the like beside it."""
+        directory = Path(self._directory.name)
+        write_files(self._modules, directory)
+        for name in self._modules:
+            sys.modules.pop(Path(name).stem, None)  # another task's
+        importlib.invalidate_caches()
+        sys.path.insert(0, str(directory))
+        try:
+            reference = self._run("reference.py", importlib.import_module, "reference")
+        except Exception as error:
+            if isinstance(error, MachineError):
+                raise
+            raise ConfigError(
+                f"cannot be run: {type(error).__name__}: {error}", where=str(self.path / "reference.py")
+            ) from error
+        finally:
+            sys.path.remove(str(directory))
+        if missing := [name for name in _NEEDED if not hasattr(reference, name)]:
+            raise ConfigError(
+                f"defines no {missing[0]}; expected {', '.join(_NEEDED)}",
+                where=str(self.path / "reference.py"),
+                hint="tasks with an evaluator of their own are not supported",
+            )
+        return reference
+
+
+def _with_form(value: Any, tensors: Iterator[Any]) -> Any:
+    """Return tensors in the lists, tuples and dictionaries of a result."""
+    if isinstance(value, dict):
+        return {name: _with_form(item, tensors) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)([_with_form(item, tensors) for item in value])
+    return next(tensors)
+
+
+def _unknown(value: Any) -> str:
+    """Return the type of a value in nested arguments that another process cannot get; empty if there is none."""
+    if type(value) in (list, tuple):
+        return next(filter(None, map(_unknown, value)), "")
+    if type(value) is dict:
+        return _unknown(list(value.values()))
+    return "" if isinstance(value, _PLAIN) else f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def recognizes(path: Path) -> bool:
+    """Return whether a path is a `task.yml`, or a directory with one."""
+    return path.name == "task.yml" or (path / "task.yml").is_file()
+
+
+def read(path: Path) -> Task:
+    """Read a directory with `task.yml`, or that file."""
+    directory = path if path.is_dir() else path.parent
+    file = directory / "task.yml"
+    try:
+        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"is not YAML: {error}", where=str(file), hint="correct the line that is named") from error
+    for key, expected in (("files", list), ("lang", str), ("tests", list), ("benchmarks", list)):
+        if not isinstance(settings, dict) or not isinstance(settings.get(key), expected):
+            raise ConfigError(f"expected a {expected.__name__}", where=f"{file}: {key}", hint="see gpu-mode/kernelbot")
+    if settings["lang"] != "py":
+        raise ConfigError(
+            f'is {settings["lang"]!r}; expected "py"',
+            where=f"{file}: lang",
+            hint="a reference in CUDA C++ needs the evaluator of kernelbot",
+        )
+    if settings.get("multi_gpu"):
+        raise ConfigError(
+            "is true; the judge runs a candidate on one GPU", where=f"{file}: multi_gpu", hint="use kernelbot"
+        )
+    files: Files = {}
+    submission = "submission.py"
+    for entry in settings["files"]:
+        name, source = entry["name"], entry["source"]
+        if source == _SUBMISSION:
+            submission = name
+            continue
+        try:
+            files[name] = (directory / source).read_bytes()
+        except OSError as error:
+            raise ConfigError(
+                f"{source} cannot be read: {error.strerror}",
+                where=f"{file}: files",
+                hint="a task needs the files beside its directory as well; clone the whole repository",
+            ) from error
+        entry["source"] = name  # where `save` writes it
+    settings.pop("templates", None)
+    timed, tests = settings["benchmarks"], settings["tests"]
+    return GpuModeTask(
+        name=directory.resolve().name,
+        path=directory,
+        files={"task.yml": yaml.safe_dump(settings, sort_keys=False).encode(), **files},
+        form=f"`{submission}` defines `custom_kernel(data)`, which returns what `ref_kernel(data)` in `reference.py` "
+        "returns. It may import `task` and `utils`.",
+        workloads=tuple(timed + [spec for spec in tests if spec not in timed]),
+        timed=len(timed),
+        submission=submission,
+    )
