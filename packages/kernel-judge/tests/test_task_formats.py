@@ -15,6 +15,7 @@ from kernel_builder.cli import main
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.judgement import JudgeRequest, judge
 from kernel_judge.judge.verdict import Verdict
+from kernel_judge.leaderboard.result import texts_of_task
 from kernel_tasks import read_task
 
 # Any two terms whose sum is the input are right, so that a comparison with the reference's would be wrong.
@@ -131,6 +132,9 @@ def test_a_saved_task_is_complete(gpu_mode: Path, tmp_path: Path) -> None:
     saved = read_task(task.save(tmp_path / "saved"))
     assert saved.digest == task.digest and saved.name == task.name and saved.workloads == task.workloads
     assert saved.problem(saved.sizes()).get_inputs()[0][0].shape == (40, 8)
+    assert {"split/task.yml", "split/utils.py", "split/reference.py"} == set(texts_of_task(gpu_mode)), (
+        "for a leaderboard"
+    )
     text = " ".join(task.description())
     assert "custom_kernel(data)" in text and "rows=40" in text and "check_implementation" in text
 

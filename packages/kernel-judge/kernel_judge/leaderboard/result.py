@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from kernel_format.errors import ConfigError
+from kernel_format.files import temporary_directory
 from kernel_format.signatures import PrivateKey, Signers, is_signed_by, key_bundle
 from kernel_format.untrusted_paths import UnsafePath, checked_tree
 from kernel_judge.judge.candidate_files import candidate_digest, files_of
 from kernel_judge.judge.verdict import Verdict
+from kernel_tasks import read_task
 
 VALID, INVALID, UNSIGNED, UNKNOWN_KEY = "valid", "invalid", "unsigned", "by an unknown key"
 _MOST_BYTES = 4 << 20
@@ -63,12 +65,15 @@ class Result:
 
 def signed_result(verdict: Verdict, candidate: Path, task: Path, key: PrivateKey) -> str:
     """Return a verdict with the candidate and the task as a signed JSON object on one line."""
-    settings = task.with_suffix(".toml")
-    files = {"candidate": texts_of(candidate), "task": texts_of(task)}
-    if task.is_file() and settings.is_file():
-        files["task"] |= texts_of(settings)
-    content = {"verdict": verdict.as_dict(), **files}
+    content = {"verdict": verdict.as_dict(), "candidate": texts_of(candidate), "task": texts_of_task(task)}
     return json.dumps({**content, "signature": json.loads(key_bundle(_canonical(content), key))})
+
+
+def texts_of_task(task: Path) -> dict[str, str]:
+    """Return the texts of all files of a task; a format may have some of them in other directories."""
+    with temporary_directory() as directory:
+        read_task(task).save(directory)
+        return {name: text for entry in directory.iterdir() for name, text in texts_of(entry).items()}
 
 
 def texts_of(path: Path, errors: str = "strict") -> dict[str, str]:
