@@ -77,7 +77,7 @@ class RecordedModel:
     def __call__(self, *args, **kwargs):
         try:
             recording, self.misses = recorded(self.blocks, self.model, args, kwargs)
-        except importlib.import_module(f"{self.blocks.__name__}.recording").Unrecorded:
+        except importlib.import_module(f"{self.blocks.__name__}.recording").Refused:
             return self._traced(args, kwargs)
         self.graph = recording.module.graph
         return recording.run(*args, **kwargs)

@@ -82,7 +82,7 @@ def test_recorded_calls_do_as_the_forward(blocks, name):
 )
 def test_forwards_that_do_more_are_not_recorded(blocks, forward, reason):
     recording = module_of(blocks, "recording")
-    with pytest.raises(recording.Unrecorded, match=re.escape(reason)):
+    with pytest.raises(recording.Refused, match=re.escape(reason)):
         recording.Recording(nn.Module).record(forward, (X.clone(),), {})
     assert torch.equal(SCALE, torch.tensor(3.0))
 

@@ -11,11 +11,11 @@ import json
 import math
 import shutil
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -49,35 +49,26 @@ _DTYPES = (
 _LARGEST = {torch.int8: 128, torch.int16: 1024, torch.int32: 1024, torch.int64: 1024}
 
 
-class Rule(NamedTuple):
-    """How a format compares results: the tolerances, and the share of the elements that must be within them."""
-
-    absolute: float
-    relative: float
-    share: float
-    fault: Callable[[Rule, torch.Tensor, torch.Tensor], str | None]  # of one output, in float32
-    cap: float | None = None  # of the largest absolute error
-    allows_negative_infinity: bool = False
-
-
-class Format(NamedTuple):
-    """What distinguishes the two formats."""
-
-    layout: str  # the workloads' file, for an error
-    rule: Callable[[Mapping[str, Any], Mapping[str, Any]], Rule]  # definition, workload -> its rule
-    special: Callable[
-        [str, Mapping[str, Any], tuple[int, ...]], torch.Tensor | None
-    ]  # name, input, shape -> its values
-
-
 @dataclass
 class DefinitionTask(Task):
-    """A definition with its workloads; `blobs` is the directory to which paths of safetensors are relative."""
+    """A definition with its workloads; `blobs` is the directory to which paths of safetensors are relative.
+
+    `layout` is the path of the workloads beside the definition.
+    """
+
+    layout: ClassVar[str]
 
     definition: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, dict[str, Any]] = field(default_factory=dict)  # uuid -> workload
     blobs: Path = Path()
-    kind: Format | None = None
+
+    def wrong(self, workload: Mapping[str, Any], result: torch.Tensor, expected: torch.Tensor) -> str | None:
+        """Return why an output is wrong by the format's rule, or None; both are in float32."""
+        raise NotImplementedError
+
+    def special(self, name: str, spec: Mapping[str, Any], shape: tuple[int, ...]) -> torch.Tensor | None:
+        """Return the random values that the format draws for an input of this name; None if it draws any."""
+        return None
 
     def model_files(self, sizes: Sizes) -> Files:
         """Return the definition, and a `Model` that calls its reference."""
@@ -97,22 +88,14 @@ class DefinitionTask(Task):
     def problem(self, sizes: Sizes) -> Problem:
         """Return the reference with the inputs of a workload."""
         workload = self.sources[sizes["uuid"]]
-        assert self.kind
-        rule = self.kind.rule(self.definition, workload)
 
         def fault(arguments: Any, results: Sequence[Any], expected: Sequence[Any]) -> str | None:
             for name, result, reference in zip(self.definition["outputs"], results, expected, strict=True):
-                if text := rule.fault(rule, result.float(), reference.float()):
+                if text := self.wrong(workload, result.float(), reference.float()):
                     return f"output {name!r}: {text}"
             return None
 
         return Problem(self._model, lambda: self._inputs(workload, sizes), fault=fault)
-
-    def tolerance(self) -> str:
-        """Return the rule for right results."""
-        assert self.kind
-        rule = self.kind.rule(self.definition, next(iter(self.sources.values())))
-        return f"{rule.share:.0%} of the elements within {rule.absolute} absolute or {rule.relative} relative error"
 
     def save(self, directory: Path) -> Path:
         """Write the task's files, with the safetensors of its workloads."""
@@ -134,7 +117,6 @@ class DefinitionTask(Task):
 
     def _inputs(self, workload: Mapping[str, Any], sizes: Sizes) -> list[Any]:
         """Return a workload's inputs in the order of the definition."""
-        assert self.kind
         axes = axis_values(self.definition, sizes)
         entries = workload["inputs"]
         made: Mapping[str, Any] = {}
@@ -161,7 +143,7 @@ class DefinitionTask(Task):
             elif shape is None:
                 inputs.append(_random((), getattr(torch, spec["dtype"])).item())
             else:
-                special = self.kind.special(name, spec, shape)
+                special = self.special(name, spec, shape)
                 inputs.append(_random(shape, getattr(torch, spec["dtype"])) if special is None else special)
                 if self.definition.get("op_type") == "sampling" and name == "probs":
                     inputs[-1] = inputs[-1].softmax(-1)
@@ -196,7 +178,10 @@ class DefinitionTask(Task):
         return tensor
 
 
-def read_definition(file: Path, workloads: Path, blobs: Path, kind: Format) -> DefinitionTask:
+_T = TypeVar("_T", bound=DefinitionTask)
+
+
+def read_definition(task: type[_T], file: Path, workloads: Path, blobs: Path) -> _T:
     """Read a definition and its workloads.
 
     Raises:
@@ -215,7 +200,7 @@ def read_definition(file: Path, workloads: Path, blobs: Path, kind: Format) -> D
                     hint="a 4-bit dtype needs the format's own evaluator",
                 )
     if not workloads.is_file():
-        raise ConfigError("there are no workloads", where=str(workloads), hint=f"expected {kind.layout}")
+        raise ConfigError("there are no workloads", where=str(workloads), hint=f"expected {task.layout}")
     sources, sizes = {}, []
     for number, line in enumerate(workloads.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
@@ -233,10 +218,10 @@ def read_definition(file: Path, workloads: Path, blobs: Path, kind: Format) -> D
                 where=f"{workloads}: line {number}",
                 hint="expected a JSON object with uuid, axes and inputs",
             ) from error
-    return DefinitionTask(
+    return task(
         name=definition["name"],
         path=file,
-        files={DEFINITION: file.read_bytes(), kind.layout.format(name=definition["name"]): workloads.read_bytes()},
+        files={DEFINITION: file.read_bytes(), task.layout.format(name=definition["name"]): workloads.read_bytes()},
         form=f"A candidate defines `run({', '.join([*definition['inputs'], *definition['outputs']])})`, which writes "
         "its results into the last arguments, or `run` of the inputs only, which returns them.",
         workloads=tuple(sizes),
@@ -244,7 +229,6 @@ def read_definition(file: Path, workloads: Path, blobs: Path, kind: Format) -> D
         definition=definition,
         sources=sources,
         blobs=blobs,
-        kind=kind,
     )
 
 

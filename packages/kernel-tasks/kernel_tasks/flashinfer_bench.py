@@ -10,31 +10,38 @@ import torch
 
 from kernel_format.errors import ConfigError
 from kernel_tasks.definition_models import DEFINITION, read_json
-from kernel_tasks.definitions import Format, Rule, read_definition
+from kernel_tasks.definitions import DefinitionTask, read_definition
 from kernel_tasks.task import Task
 
-# The defaults of the public evaluator, and the share of the elements for definitions of this kind.
+# The defaults of the public evaluator, and the share of the elements for definitions of mixtures of experts.
 _TOLERANCE, _MOE_SHARE = 1e-2, 0.95
 _LEAST = 1e-8
 
 
-def _fault(rule: Rule, result: torch.Tensor, expected: torch.Tensor) -> str | None:
-    if not bool(result.isfinite().all()):
-        return "it has elements that are not finite"
-    error = (result - expected).abs()
-    wrong = (error > rule.absolute) & (error / (expected.abs() + _LEAST) > rule.relative)
-    share = 1.0 - float(wrong.sum()) / max(wrong.numel(), 1)
-    if share >= rule.share:
-        return None
-    return f"{share:.2%} of the elements are within the tolerance, the largest error is {float(error.max()):.3g}"
+class FlashInferBenchTask(DefinitionTask):
+    """A definition of a data set."""
 
+    layout = "workloads/{name}.jsonl"
 
-def _rule(definition: Mapping[str, Any], workload: Mapping[str, Any]) -> Rule:
-    is_moe = definition.get("op_type") == "moe" or "moe_fp8_block_scale" in definition["name"]
-    return Rule(_TOLERANCE, _TOLERANCE, _MOE_SHARE if is_moe else 1.0, _fault)
+    @property
+    def _share(self) -> float:
+        is_moe = self.definition.get("op_type") == "moe" or "moe_fp8_block_scale" in self.name
+        return _MOE_SHARE if is_moe else 1.0
 
+    def wrong(self, workload: Mapping[str, Any], result: torch.Tensor, expected: torch.Tensor) -> str | None:
+        """Return why an output is wrong by the defaults of the public evaluator, or None."""
+        if not bool(result.isfinite().all()):
+            return "it has elements that are not finite"
+        error = (result - expected).abs()
+        off = (error > _TOLERANCE) & (error / (expected.abs() + _LEAST) > _TOLERANCE)
+        share = 1.0 - float(off.sum()) / max(off.numel(), 1)
+        if share >= self._share:
+            return None
+        return f"{share:.2%} of the elements are within the tolerance, the largest error is {float(error.max()):.3g}"
 
-_FORMAT = Format("workloads/{name}.jsonl", _rule, lambda name, spec, shape: None)
+    def tolerance(self) -> str:
+        """Return the rule for right results."""
+        return f"{self._share:.0%} of the elements within {_TOLERANCE} absolute or relative error"
 
 
 def recognizes(path: Path) -> bool:
@@ -51,14 +58,14 @@ def read(path: Path) -> Task:
     definition = read_json(file)
     name = str(definition.get("name"))
     found = sorted((root / "workloads").rglob(f"{name}.jsonl"))
-    task = read_definition(file, found[0] if found else root / f"workloads/{name}.jsonl", root, _FORMAT)
+    task = read_definition(FlashInferBenchTask, file, found[0] if found else root / f"workloads/{name}.jsonl", root)
     if definition.get("op_type") == "sampling" or name.startswith(("dsa_topk_indexer", "dsa_sparse_attention")):
         raise ConfigError(
             f"{name} has an evaluator of its own, which compares frequencies or sets",
             where=f"{file}: op_type",
             hint="use flashinfer-bench",
         )
-    task.is_elementwise = _rule(definition, {}).share == 1.0
+    task.is_elementwise = task._share == 1.0
     return task
 
 

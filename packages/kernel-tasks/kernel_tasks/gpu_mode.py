@@ -209,8 +209,8 @@ def read(path: Path) -> Task:
         name=directory.resolve().name,
         path=directory,
         files={"task.yml": yaml.safe_dump(settings, sort_keys=False).encode(), **files},
-        form=f"`{submission}` defines `custom_kernel(data)`, which returns what `ref_kernel(data)` in `reference.py` "
-        "returns. It may import `task` and `utils`.",
+        form=f"A candidate (`{submission}`) defines `custom_kernel(data)`, which returns what `ref_kernel(data)` "
+        "in `reference.py` returns. It may import `task` and `utils`.",
         workloads=tuple(timed + [spec for spec in tests if spec not in timed]),
         timed=len(timed),
         submission=submission,

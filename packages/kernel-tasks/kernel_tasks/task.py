@@ -86,8 +86,9 @@ class Task:
         return dict(self.workloads[0]) if self.workloads else {}
 
     def weight(self, sizes: Sizes) -> int:
-        """Return a number that grows with the work at these sizes."""
-        return math.prod(size for name, size in sizes.items() if name != "seed" and type(size) is int and size > 0)
+        """Return a number that grows with the work at these sizes: the largest size may be that of a square."""
+        known = [size for name, size in sizes.items() if name != "seed" and type(size) is int and size > 0]
+        return math.prod(known) * max(known, default=1)
 
     def problem(self, sizes: Sizes) -> Problem:
         """Return the problem at these sizes.
@@ -119,7 +120,9 @@ class Task:
         """Return the requirements of an answer, in sentences for a prompt."""
         settings = self.settings
         shapes = self.workloads[: max(self.timed, 1)] or [{**self.sizes(), **settings.sizes}, *settings.shapes]
-        listed = "; ".join(", ".join(f"{name}={value}" for name, value in sizes.items()) for sizes in shapes[:8])
+        listed = "; ".join(
+            ", ".join(f"{name}={value}" for name, value in sizes.items() if name != "uuid") for sizes in shapes[:8]
+        )
         return [
             self.form,
             f"Dtypes of inputs and parameters: {', '.join(settings.dtypes) or 'as the task creates them'}.",

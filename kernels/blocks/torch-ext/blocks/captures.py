@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from .calls import Refused, refuse_if
 from .fusions import fuse
 from .gpu import Gpu
-from .recording import Recording, Unrecorded
+from .recording import Recording
 from .report import GraphCounts, Report
 from .snapshots import Snapshot
 
@@ -106,10 +106,7 @@ class Captures:
         if is_first:
             self._pool, self._pool_bytes = self._gpu.new_pool(), 0
         recording = Recording(self._cls)
-        try:
-            call(lambda *args, **kwargs: recording.record(forward, args, kwargs))
-        except Unrecorded as unrecorded:
-            raise Refused(f"it cannot be captured: {unrecorded}") from None
+        call(lambda *args, **kwargs: recording.record(forward, args, kwargs))
         refuse_if((recording.writes_inputs, "it cannot be captured: it writes into its arguments"))
         self._report.add(recording.module.graph, fuse(recording.module), self._cls)
         for replace in passes:

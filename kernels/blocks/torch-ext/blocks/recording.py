@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from .calls import Refused
 from .kernel_set import DEVICE, PLAIN_TENSORS, is_transformed
 from .matching import changes
 
@@ -39,10 +40,6 @@ _thread = threading.local()
 def is_recording() -> bool:
     """Return whether this thread records a forward."""
     return getattr(_thread, "is_recording", False)
-
-
-class Unrecorded(Exception):
-    """The forward does not run on fake tensors, or does more than its calls of Torch. The text says why."""
 
 
 class Recording:
@@ -64,7 +61,7 @@ class Recording:
         """Return the result of `forward(*args, **kwargs)`, whose calls make up the graph, as fake tensors.
 
         Raises:
-            Unrecorded: If the graph would do less than the forward.
+            Refused: If the forward does not run on fake tensors, or does more than its calls of Torch.
         """
         # Else Torch gives fake tensors an address: 0.
         with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
@@ -81,8 +78,9 @@ class Recording:
             self.writes_inputs = writer.writes_inputs()
             writer.graph.output([writer.node_of(self._leaves[index]) for index in self._places])
         except Exception as error:
-            name = "" if isinstance(error, Unrecorded) else f"{type(error).__name__}: "
-            raise Unrecorded(writer.obstacle or f"{name}{error}".strip().partition("\n")[0]) from None
+            name = "" if isinstance(error, Refused) else f"{type(error).__name__}: "
+            reason = writer.obstacle or f"{name}{error}".strip().partition("\n")[0]
+            raise Refused(f"it cannot be captured: {reason}") from None
         finally:
             _thread.is_recording = False
         for index in self._places:
@@ -180,12 +178,12 @@ class _Writer(TorchFunctionMode):
     def _fake_of(self, leaf: Any) -> Any:
         if isinstance(leaf, FakeTensor):
             if id(leaf) not in self._nodes:
-                raise Unrecorded("it reads a tensor whose origin is not known")
+                raise Refused("it reads a tensor whose origin is not known")
             return leaf
         if not isinstance(leaf, Tensor):
             return leaf
         if type(leaf) not in PLAIN_TENSORS:
-            raise Unrecorded(f"it reads a {type(leaf).__name__}")
+            raise Refused(f"it reads a {type(leaf).__name__}")
         node = self._constant(leaf)
         if "example_value" not in node.meta:
             self._name_result(node, self.fakes.from_tensor(leaf))
@@ -195,7 +193,7 @@ class _Writer(TorchFunctionMode):
         if not _has_tensors(result) and not _has_tensors((args, kwargs)):
             return  # a setting, such as the mode of gradients
         if is_transformed():
-            raise Unrecorded("it uses a transform of torch.func")
+            raise Refused("it uses a transform of torch.func")
         kind, target, args = _call_of(function, args)
         if not _has_tensors(result) and not changes(Node(self.graph, "", kind, target, (), {})):
             return  # a size or a dtype
@@ -224,7 +222,7 @@ class _Writer(TorchFunctionMode):
 
     def _name_result(self, node: Node, tensor: Tensor) -> None:
         if not isinstance(tensor, FakeTensor) or tensor.layout != torch.strided:
-            raise Unrecorded(f"it makes a {type(tensor).__name__}, {tensor.layout}")
+            raise Refused(f"it makes a {type(tensor).__name__}, {tensor.layout}")
         self._nodes[id(tensor)] = node
         node.meta["example_value"] = tensor
 
@@ -237,7 +235,7 @@ class _Writer(TorchFunctionMode):
         if isinstance(value, torch.Generator):
             return self._constant(value)
         if type(value) not in _VALUES:
-            raise Unrecorded(f"an argument of a call is a {type(value).__name__}")
+            raise Refused(f"an argument of a call is a {type(value).__name__}")
         return value
 
     def _constant(self, value: Any) -> Node:
@@ -263,7 +261,7 @@ class _Dispatched(TorchDispatchMode):
         elif torch.Tag.inplace_view in function.tags:
             self._writer.obstacle = f"it changes the shape of a tensor in place ({function})"
         if self._writer.obstacle is not None:
-            raise Unrecorded(self._writer.obstacle)
+            raise Refused(self._writer.obstacle)
         given = dict(zip((argument.name for argument in function._schema.arguments), args)) | (kwargs or {})
         for argument in function._schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
@@ -286,7 +284,7 @@ def _call_of(function: Any, args: Sequence[Any]) -> tuple[str, Any, tuple]:
     if name == "__get__":
         return "call_function", getattr, (args[0], function.__self__.__name__)
     if name == "__set__":
-        raise Unrecorded(f"it sets {function.__self__.__name__} of a tensor")
+        raise Refused(f"it sets {function.__self__.__name__} of a tensor")
     if getattr(Tensor, name, None) is function:
         return "call_method", name, tuple(args)
     return "call_function", function, tuple(args)

@@ -74,9 +74,9 @@ def _print(verdict: Verdict) -> None:
 def judge(candidate: Path, task: Path, as_json: bool, **options: Any) -> None:
     """Check a candidate's results against a task's reference, and measure its speed.
 
-    TASK is a file or directory of a public format: KernelBench or GPU MODE. CANDIDATE has the form of that format, such
-    as a submission.py, or is a Python file that defines ModelNew, or a kernel project with such a file beside its
-    build.toml, which is built first.
+    TASK is a file or directory of KernelBench, GPU MODE, FlashInfer-Bench, SOL-ExecBench or BackendBench. CANDIDATE has
+    the form of that format, such as submission.py or solution.json, or is a Python file that defines ModelNew, or a
+    kernel project with such a file beside its build.toml, which is built first.
 
     The candidate runs in another process, in a sandbox without network, and receives inputs only. This process computes
     the reference in float64, compares the results, and measures time with its own clock. The exit status is 0 if the
@@ -86,7 +86,7 @@ def judge(candidate: Path, task: Path, as_json: bool, **options: Any) -> None:
     \b
     kernel-builder judge candidate.py --task KernelBench/level1/36_RMSNorm_.py
     kernel-builder judge my-kernel/ --task tasks/rms_norm.py --json
-    kernel-builder judge candidate.py --task task.py --inputs 10 --rounds 0
+    kernel-builder judge submission.py --task problems/vectoradd_py --inputs 10 --rounds 0
     """
     require_torch()
     from kernel_judge.judge.judgement import JudgeRequest

@@ -15,7 +15,7 @@ import torch
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.evaluation import with_tensors, without_tensors
 from kernel_judge.judge.reference import Reference
-from kernel_tasks import Sizes, Task
+from kernel_tasks import MachineError, Sizes, Task
 
 # Integers below that the constructor depends on are rarely sizes, but widths of convolutions or numbers of groups.
 _SMALLEST = 16
@@ -26,6 +26,7 @@ _LEAST_INPUTS = 8
 _CHECK_SECONDS = 10.0
 _CALLS_AN_INPUT = 6  # the candidate's, eager's, and one in float64, which takes several times as long
 _BEYOND = 10  # times these, for a task whose sizes cannot be made smaller
+_SLOWEST = 100  # times the seconds, for the smallest workload of a format
 _MOST_WORKLOADS, _MOST_TIMED = 24, 4  # of a task with fixed workloads
 _Item = TypeVar("_Item")
 # Limits of a fork that tests whether a call is small.
@@ -73,12 +74,12 @@ def fitting_workloads(task: Task, device: str, seed: int) -> tuple[list[Referenc
         cost = sum(reference.moved(reference.arguments(seed))) / _MOST_BYTES[device]
         if taken and max(cost, reference.seconds / _MOST_SECONDS[device]) > 1:
             break
-        if cost > _BEYOND:
-            raise ConfigError(
-                f"the smallest workload takes {cost * _MOST_BYTES[device] / 2**20:.0f} MiB; the judge has "
-                f"{_BEYOND * _MOST_BYTES[device] >> 20} MiB on {device}",
+        if cost > _BEYOND or reference.seconds > _SLOWEST * _MOST_SECONDS[device]:
+            most, longest = _BEYOND * _MOST_BYTES[device] >> 20, _SLOWEST * _MOST_SECONDS[device]
+            raise MachineError(
+                f"its smallest workload takes {int(cost * _MOST_BYTES[device]) >> 20} MiB and "
+                f"{reference.seconds:.2g} s; the judge has {most} MiB and {longest:.2g} s for a call on {device}",
                 where=str(task.path),
-                hint="judge it on a GPU" if device == "cpu" else "add a smaller workload",
             )
         taken.append((number, reference))
     timed = [reference for number, reference in taken if number < task.timed] or [taken[-1][1]]
