@@ -108,6 +108,7 @@ def inputs_of(kind, *names):
     return inputs
 
 
+EMPTY = [2, 3, 24]  # batch, tokens and elements
 OPS = {}
 for kind in MODULATIONS:
     norm, gate = inputs_of(kind, "x", "scale", "shift", "weight", "bias"), inputs_of(kind, "x", "branch", "gate")

@@ -13,12 +13,13 @@ from reference_adaln import (
     eager_gated,
     exact,
     exact_gated,
+    fused,
     kernel,
     leaves,
     modulations,
     ops,
 )
-from testing import DTYPES, assert_accurate, assert_as_good, copies, random, views
+from testing import DEVICE, DTYPES, assert_accurate, assert_as_good, copies, gpu, random, views
 
 
 @pytest.mark.kernels_ci
@@ -40,59 +41,36 @@ def test_forward(hidden, dtype):
         assert_as_good(ada_norm(*arguments), eager(*arguments), exact(*arguments))
 
 
-@pytest.mark.kernels_ci
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("hidden", [*HIDDEN, LONG])
-def test_gated_forward(hidden, dtype):
-    residual, branch = (random(2, 5, hidden, dtype=dtype) for _ in range(2))
-    for kind in MODULATIONS:
-        for modulation_dtype in {dtype, torch.float32}:
-            gate, scale, shift = modulations(kind, 2, 5, hidden, modulation_dtype, 3)
-            total = kernel.gate_residual(residual, branch, gate)
-            assert_as_good(total, eager_gated(residual, branch, gate), exact_gated(residual, branch, gate))
-            for norm in ("layer", "rms"):
-                both = kernel.gate_residual_ada_norm(residual, branch, gate, scale, shift, eps=EPS, norm=norm)
-                assert torch.equal(both[0], total)
-                arguments = (total, scale, shift, None, None, EPS, norm == "layer")
-                assert_as_good(both[1], eager(*arguments), exact(*arguments))
-    weight, bias = random(hidden, dtype=dtype), random(hidden, dtype=dtype)
-    total, normed = kernel.gate_residual_ada_norm(residual, branch, gate, None, None, weight, bias, EPS)
-    arguments = (total, None, None, weight, bias)
+def assert_accurate_sum(norm, residual, branch, gate, *arguments):
+    """Compare a sum with and without its norm, which is that of the rounded sum, with the formulas."""
+    if gate is None:
+        total, normed = kernel.add_ada_norm(residual, branch, *arguments, eps=EPS, norm=norm)
+        assert torch.equal(total, residual + branch)
+    else:
+        total, normed = kernel.gate_residual_ada_norm(residual, branch, gate, *arguments, eps=EPS, norm=norm)
+        assert torch.equal(total, kernel.gate_residual(residual, branch, gate))
+        assert_as_good(total, eager_gated(residual, branch, gate), exact_gated(residual, branch, gate))
+    arguments = (total, *arguments, EPS, norm == "layer")
     assert_as_good(normed, eager(*arguments), exact(*arguments))
 
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [*HIDDEN, LONG])
-def test_added_forward(hidden, dtype):
-    residual, branch = (random(2, 5, hidden, dtype=dtype) for _ in range(2))
-    expected_total = residual + branch
-    for norm in ("layer", "rms"):
-        for modulation_dtype in {dtype, torch.float32}:
-            weight, bias = random(2, hidden, dtype=modulation_dtype)
-            modulated = [(*modulations(kind, 2, 5, hidden, modulation_dtype), None, None) for kind in MODULATIONS]
-            affine = [(*modulated[0][:2], weight, bias), (None, None, weight, bias), (None, None, weight, None)]
-            for norm_arguments in (*modulated, *affine, (None, None, None, bias), (None, None, None, None)):
-                total, normed = kernel.add_ada_norm(residual, branch, *norm_arguments, eps=EPS, norm=norm)
-                assert torch.equal(total, expected_total)
-                arguments = (total, *norm_arguments, EPS, norm == "layer")
-                assert_as_good(normed, eager(*arguments), exact(*arguments))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("hidden", [72, 512, 1536, 7168])
-def test_gates_and_factors_of_other_dtypes(hidden, dtype):
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_sums(norm, hidden, dtype):
     """The gate may have another dtype than scale and shift, or weight and bias."""
     residual, branch = (random(2, 5, hidden, dtype=dtype) for _ in range(2))
-    for gate_dtype, norm_dtype in ((dtype, torch.float32), (torch.float32, dtype)):
-        for kind in MODULATIONS:
-            (gate,) = modulations(kind, 2, 5, hidden, gate_dtype, 1)
-            modulated = (*modulations(kind, 2, 5, hidden, norm_dtype), None, None)
-            for norm_arguments in (modulated, (None, None, *random(2, hidden, dtype=norm_dtype))):
-                total, normed = kernel.gate_residual_ada_norm(residual, branch, gate, *norm_arguments, eps=EPS)
-                assert torch.equal(total, kernel.gate_residual(residual, branch, gate))
-                arguments = (total, *norm_arguments)
-                assert_as_good(normed, eager(*arguments), exact(*arguments))
+    for norm_dtype in {dtype, torch.float32}:
+        weight, bias = random(2, hidden, dtype=norm_dtype)
+        for number, kind in enumerate(MODULATIONS):
+            modulated = modulations(kind, 2, 5, hidden, norm_dtype)
+            (gate,) = modulations(kind, 2, 5, hidden, (dtype, torch.float32)[number % 2], 1)
+            for summand in (None, gate):
+                assert_accurate_sum(norm, residual, branch, summand, *modulated, None, None)
+        assert_accurate_sum(norm, residual, branch, gate, None, None, weight, bias)
+        for given in ((*modulated, weight, bias), (None, None, weight, None), (None, None, None, bias), [None] * 4):
+            assert_accurate_sum(norm, residual, branch, None, *given)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -286,19 +264,44 @@ def test_rows_are_read_in_place():
         assert not copies(lambda m=modulation, x=rows: kernel.gate_residual_ada_norm(x, x, m, m, m))
 
 
-@pytest.mark.parametrize("shape", [(0, 4, 64), (4, 0, 64), (4, 3, 0)])
-def test_empty(shape):
-    x, branch = (random(*shape, dtype=torch.float16, requires_grad=True) for _ in range(2))
-    scale, shift, gate = (random(shape[0], 1, shape[2], dtype=torch.float16, requires_grad=True) for _ in range(3))
-    weight = random(shape[2], dtype=torch.float16, requires_grad=True)
-    assert kernel.gate_residual(x, branch, gate).shape == shape
-    total, normed = kernel.gate_residual_ada_norm(x, branch, gate, scale, shift, weight)
-    assert total.shape == normed.shape == shape
-    inputs = [x, branch, gate, scale, shift, weight]
-    for grad, tensor in zip(torch.autograd.grad(normed.sum() + total.sum(), inputs), inputs):
-        assert torch.equal(grad, torch.zeros_like(tensor))
-    total, normed = kernel.add_ada_norm(x, branch, scale, shift, weight)
-    assert total.shape == normed.shape == shape
-    inputs = [x, branch, scale, shift, weight]
-    for grad, tensor in zip(torch.autograd.grad(normed.sum() + total.sum(), inputs), inputs):
-        assert torch.equal(grad, torch.zeros_like(tensor))
+@gpu
+@pytest.mark.parametrize("hidden", [1152, 2048, 3072])
+def test_large(hidden):
+    x, branch = (random(2, 4096, hidden, dtype=torch.bfloat16) for _ in range(2))
+    gate, scale, shift = modulations("[B, 1, C]", 2, 4096, hidden, torch.bfloat16, 3)
+    total, normed = kernel.gate_residual_ada_norm(x, branch, gate, scale, shift)
+    assert torch.equal(total, eager_gated(x, branch, gate))
+    torch.testing.assert_close(normed, eager(total, scale, shift), rtol=8e-3, atol=1e-5)
+    torch.testing.assert_close(kernel.ada_layer_norm(total, scale, shift), normed, rtol=8e-3, atol=1e-5)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "shape", [(2, 40, 2048), (2, 700, 1024), (1, 1400, 1536), (2, 1024, 2048), (1, 6700, 2048), (2, 4500, 1152)]
+)
+def test_backward_of_more_and_more_to_read(shape, dtype):
+    """Widths for which a block takes different numbers of rows at a time and loads different numbers ahead."""
+    x, branch, grad, grad_sum = (random(*shape, dtype=dtype) for _ in range(4))
+    for modulation_dtype in {dtype, torch.float32}:
+        gate, scale, shift = leaves(*modulations("[B, C]", *shape, modulation_dtype, 3))
+        weight = random(shape[-1], dtype=modulation_dtype, requires_grad=True)
+        functions = [lambda *a, f=f: f(*a, None, EPS, False) for f in (ada_norm, eager, exact)]
+        assert_accurate(*functions, [*leaves(x), scale, shift, weight], [grad], results=False)
+        references = (fused(f, g, "layer") for f, g in ((eager, eager_gated), (exact, exact_gated)))
+        inputs = [*leaves(x, branch), gate, scale, shift, weight]
+        assert_accurate(kernel.gate_residual_ada_norm, *references, inputs, [grad_sum, grad], results=False)
+
+
+@gpu
+def test_more_elements_than_32_bits_count():
+    hidden, rows = 4096, 2**19 + 3
+    if torch.cuda.mem_get_info()[0] < 4 * 2 * hidden * rows:
+        pytest.skip("needs 17 GB of GPU memory")
+    x = torch.zeros(rows, hidden, device=DEVICE, dtype=torch.bfloat16)
+    x[-1] = torch.arange(hidden, device=DEVICE) % 7
+    scale, shift = random(2, hidden, dtype=torch.bfloat16)
+    normed = kernel.ada_layer_norm(x, scale, shift)
+    assert torch.equal(normed[0], shift)
+    assert_as_good(normed[-1], eager(x[-1], scale, shift), exact(x[-1], scale, shift))
+    assert torch.equal(kernel.gate_residual(x, x, scale)[-1], eager_gated(x[-1], x[-1], scale))

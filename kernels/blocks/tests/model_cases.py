@@ -76,7 +76,7 @@ class RecordedModel:
 
     def __call__(self, *args, **kwargs):
         try:
-            recording, self.misses = recorded(self.blocks, self.model, args, kwargs)
+            recording = recorded(self.blocks, self.model, args, kwargs)
         except importlib.import_module(f"{self.blocks.__name__}.recording").Refused:
             return self._traced(args, kwargs)
         self.graph = recording.module.graph
@@ -84,10 +84,10 @@ class RecordedModel:
 
     def _traced(self, args, kwargs):
         fuse = importlib.import_module(f"{self.blocks.__name__}.fusions").fuse
-        self.misses, self.graph = [], SimpleNamespace(nodes=[])
+        self.graph = SimpleNamespace(nodes=[])
 
         def backend(module, inputs):
-            self.misses += fuse(module)
+            fuse(module)
             self.graph.nodes += module.graph.nodes
             return module.forward
 
@@ -105,12 +105,13 @@ class RecordedModel:
 
 
 def recorded(blocks, model, args, kwargs):
-    """Return the recorded calls of a model's forward, with the kernels, and the operations almost replaced."""
+    """Return the recorded calls of a model's forward, with the kernels."""
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("batched_mm")  # as in decoding steps: others read elements of tensors
     recording = importlib.import_module(f"{blocks.__name__}.recording").Recording(type(model))
     recording.record(model.forward, args, kwargs)
-    return recording, importlib.import_module(f"{blocks.__name__}.fusions").fuse(recording.module)
+    importlib.import_module(f"{blocks.__name__}.fusions").fuse(recording.module)
+    return recording
 
 
 def accelerated(blocks, case):

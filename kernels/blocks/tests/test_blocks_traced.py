@@ -246,14 +246,6 @@ def test_rotary_tables_that_are_inputs(blocks, half, cos, sin, count):
 # --- with other tools ------------------------------------------------------------------------------------------------
 
 
-def test_transforms_run_the_models_own_operations(blocks):
-    model, x = InPlace().requires_grad_(False), torch.randn(2, 6, 32)
-    expected = torch.func.jvp(model, (x,), (x,))
-    traced(blocks, model)
-    model(x)
-    torch.testing.assert_close(torch.func.jvp(model, (x,), (x,)), expected)
-
-
 def test_graph_breaks_are_in_the_report(blocks):
     class Breaks(nn.Module):
         def __init__(self):

@@ -56,6 +56,7 @@ def units_apart(a, b):
     return (ordered[0] - ordered[1]).abs()
 
 
+EMPTY = [2, 3, 16]  # batch, tokens and elements
 OPS = {}
 for name in ACTIVATIONS:
     for half in GATES:

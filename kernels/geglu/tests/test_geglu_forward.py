@@ -15,7 +15,7 @@ from reference_geglu import (
     split,
     units_apart,
 )
-from testing import DEVICE, DTYPES, assert_accurate, copies, doubles, gradients, results_and_gradients, views
+from testing import DEVICE, DTYPES, assert_accurate, copies, doubles, gpu, gradients, results_and_gradients, views
 
 
 @pytest.mark.kernels_ci
@@ -135,11 +135,25 @@ def test_rows_are_read_in_place():
     assert not copies(lambda: kernel.geglu_pair(*storage.chunk(2, -1)))
 
 
-@pytest.mark.parametrize("shape", [(0, 64), (4, 0, 64), (4, 0), (0,)])
-def test_empty(shape):
-    x = random(*shape, dtype=torch.float16, requires_grad=True)
-    half = (*shape[:-1], shape[-1] // 2)
-    assert kernel.geglu(x).shape == half
-    assert kernel.geglu_pair(x, x).shape == shape
-    kernel.geglu(x).sum().backward()
-    assert x.grad.shape == shape
+@gpu
+def test_more_elements_than_32_bits_count():
+    rows, hidden = 2**19 + 3, 4096
+    if torch.cuda.mem_get_info()[0] < 5 * 2 * hidden * rows:
+        pytest.skip("needs 22 GB of GPU memory")
+    gate = torch.zeros(rows, hidden, device=DEVICE, dtype=torch.bfloat16)
+    gate[-1] = torch.arange(hidden, device=DEVICE) % 7 - 3
+    last = eager(gate[-1], gate[-1])
+    # As rows, as one row, as one unaligned row, and as rows of one element.
+    for shape in ((rows, hidden), (-1,), (-1, 1)):
+        out = kernel.geglu_pair(gate.view(shape), gate.view(shape)).view(-1)
+        torch.testing.assert_close(out[-hidden:], last)
+        assert not out[:-hidden].any()
+        del out
+    flat = gate.view(-1)
+    out = kernel.geglu_pair(flat[1:], flat[1:])
+    torch.testing.assert_close(out[-hidden:], last)
+    assert not out[:-hidden].any()
+    del out
+    out = kernel.geglu(gate)
+    torch.testing.assert_close(out[-1], eager(*split(gate[-1], "second")))
+    assert not out[:-1].any()

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map_only
 reference = importlib.import_module(__name__.replace("test_", "reference_").replace("_ops", ""))
 OPS = reference.OPS
 GRAPHS = getattr(reference, "GRAPHS", [OPS])  # the ops that are compiled together
+EMPTY = getattr(reference, "EMPTY", [2])  # the sizes of dimensions, for two rows or sequences, that may be 0
 
 
 def leaves_of(op, batch, dtype):
@@ -184,3 +185,17 @@ def test_not_finite(name):
                     # A kernel may multiply an infinite factor with other factors first.
                     actual, exact = pair if i == 0 else (t.nan_to_num(7, 7, 7) for t in pair)
                     assert torch.allclose(actual, exact, rtol=2e-2, atol=2e-2, equal_nan=True), (dtype, i)
+
+
+@pytest.mark.parametrize("size", EMPTY)
+@pytest.mark.parametrize("name", OPS)
+def test_empty(name, size):
+    """Results of empty tensors are empty, and the gradients of all tensors zero."""
+    op = OPS[name]
+    tensors = [t[tuple(slice(0 if n == size else None) for n in t.shape)] for t in op.inputs(2, torch.float16)]
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+    results, expected = results_of(op, leaves), op.exact(*tensors)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    assert [result.shape for result in results] == [exact.shape for exact in expected]
+    for gradient, leaf in zip(gradients_of(results, leaves), leaves):
+        assert torch.equal(gradient, torch.zeros_like(leaf))

@@ -62,6 +62,7 @@ def inputs_of(count, weight_dtype=None):
     return inputs
 
 
+EMPTY = [2, 3, 24]  # batch, tokens and elements
 OPS = {"rms_norm without weight": Op(kernel.rms_norm, exact, lambda *given: inputs_of(1)(*given)[:1])}
 for options in ({}, {"offset": 1.0}, {"rounding": "before_weight"}):
     norm, formula, added = (partial(f, **options) for f in (kernel.rms_norm, exact, kernel.add_rms_norm))

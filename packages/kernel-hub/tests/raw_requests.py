@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import socket
@@ -40,15 +41,24 @@ def target(url: str) -> tuple[str, int]:
     return str(parts.hostname), int(parts.port or 0)
 
 
-def upload_address(hub: RunningHub, data: bytes) -> str:
-    """Return the signed address to which a client would send a large file."""
+def signed_address(
+    hub: RunningHub, data: bytes, operation: str = "upload", *, repo_id: str = KERNEL, token: str = "any"
+) -> str:
+    """Return the signed address to which a client would send a large file, or from which it would load one."""
     sha256 = hashlib.sha256(data).hexdigest()
     answer = requests.post(
-        f"{hub.url}/kernels/{KERNEL}.git/info/lfs/objects/batch",
-        json={"operation": "upload", "objects": [{"oid": sha256, "size": len(data)}]},
-        headers=TOKEN,
+        f"{hub.url}/kernels/{repo_id}.git/info/lfs/objects/batch",
+        json={"operation": operation, "objects": [{"oid": sha256, "size": len(data)}]},
+        auth=("any", token),  # as LFS's own client sends it
+        headers={"Content-Type": "application/vnd.git-lfs+json"},
     )
-    return str(answer.json()["objects"][0]["actions"]["upload"]["href"])
+    return str(answer.json()["objects"][0]["actions"][operation]["href"])
+
+
+def commit_body(path: str, content: str) -> str:
+    """Return the body of a request that commits one small file."""
+    lines = ({"key": "header", "value": {"summary": "s"}}, {"key": "file", "value": {"path": path, "content": content}})
+    return "\n".join(map(json.dumps, lines))
 
 
 def begin(url: str, method: str, length: int, body: bytes, token: str = "any") -> socket.socket:

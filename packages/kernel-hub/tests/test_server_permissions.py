@@ -18,7 +18,7 @@ import pytest
 import requests
 from huggingface_hub import CommitInfo, CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
-from raw_requests import TOKEN, begin, commit, hub_command, target, upload_address
+from raw_requests import TOKEN, begin, commit, hub_command, signed_address, target
 
 from kernel_format.errors import ConfigError
 from kernel_hub import tokens
@@ -430,9 +430,9 @@ def test_bytecode_is_refused(hub: RunningHub) -> None:
 def test_a_slow_upload_keeps_no_space_from_others(start_hub: Callable[..., RunningHub]) -> None:
     hub = start_hub("--quota", "1")
     hub.api().create_repo(KERNEL, repo_type="kernel")
-    slow = begin(upload_address(hub, bytes(900_000)), "PUT", 900_000, b"x")
+    slow = begin(signed_address(hub, bytes(900_000)), "PUT", 900_000, b"x")
     data = b"\0" * 400_000
-    assert requests.put(upload_address(hub, data), data=data).ok
+    assert requests.put(signed_address(hub, data), data=data).ok
     slow.close()
 
 

@@ -1,18 +1,25 @@
-"""Durability: no acknowledged commit is lost by a crash, by concurrent git processes, or by repairs."""
+"""Durability and space: crashes, git processes, repairs, a full disk, and the files that `gc` frees."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
-from raw_requests import commit, hub_command
+from click.testing import CliRunner
+from raw_requests import TOKEN, commit, commit_body, hub_command, signed_address
 
+from kernel_builder.cli import main
 from kernel_format.errors import HubError
 from kernel_hub import repair
 from kernel_hub.hub_service import Hub
@@ -33,12 +40,10 @@ def test_nothing_is_lost_beside_git_gc(hub: RunningHub) -> None:
     stop = threading.Event()
 
     def commits(branch: str) -> None:
-        url, headers = f"{hub.url}/api/kernels/{KERNEL}", {"Authorization": "Bearer any"}
+        url, headers = f"{hub.url}/api/kernels/{KERNEL}", TOKEN
         requests.post(f"{url}/branch/{branch}", json={}, headers=headers)
         while not stop.is_set():
-            number = len(acknowledged[branch])
-            line = {"key": "file", "value": {"path": "f", "content": f"{branch} {number}"}}
-            body = '{"key": "header", "value": {"summary": "s"}}\n' + json.dumps(line)
+            body = commit_body("f", f"{branch} {len(acknowledged[branch])}")
             done = requests.post(f"{url}/commit/{branch}", data=body, headers=headers)
             statuses.append(done.status_code)
             statuses.append(requests.get(f"{url}/tree/{branch}").status_code)
@@ -102,9 +107,8 @@ def test_a_change_waits_for_the_lock_of_another_git_process(hub: RunningHub) -> 
     lock.touch()
 
     def commit_directly(path: str) -> requests.Response:
-        lines = [{"key": "header", "value": {"summary": "s"}}, {"key": "file", "value": {"path": path, "content": "a"}}]
-        body, headers = "\n".join(map(json.dumps, lines)), {"Authorization": "Bearer any"}
-        return requests.post(f"{hub.url}/api/kernels/{KERNEL}/commit/main", data=body, headers=headers, timeout=40)
+        address = f"{hub.url}/api/kernels/{KERNEL}/commit/main"
+        return requests.post(address, data=commit_body(path, "a"), headers=TOKEN, timeout=40)
 
     with ThreadPoolExecutor(1) as other:
         waiting = other.submit(commit_directly, "a")
@@ -115,3 +119,162 @@ def test_a_change_waits_for_the_lock_of_another_git_process(hub: RunningHub) -> 
     lock.touch()
     refused = commit_directly("b")
     assert refused.status_code == 503 and "locked" in refused.json()["error"] and lock.exists()
+
+
+pytestmark = pytest.mark.attack
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("a small disk can be mounted by root only")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.fixture
+def filled(small_disk: Path) -> Callable[[], None]:
+    """A function that fills the small disk to the last byte."""
+
+    def fill() -> None:
+        with (small_disk / "filling").open("ab", buffering=0) as file:
+            for size in (4096, 1):
+                with suppress(OSError):
+                    while file.write(bytes(size)):
+                        pass
+
+    return fill
+
+
+def test_every_change_on_a_full_disk_is_refused_with_the_reason(
+    start_hub: Callable[..., RunningHub], small_disk: Path, filled: Callable[[], None]
+) -> None:
+    hub = start_hub(root=small_disk / "hub")
+    api = f"{hub.url}/api/kernels/{KERNEL}"
+    hub.api().create_repo(KERNEL, repo_type="kernel")
+    hub.api().create_repo("o/spare", repo_type="kernel")
+    large = os.urandom(500_000)
+    address, body = signed_address(hub, large), commit_body("a", "a")
+    changes: list[tuple[str, str, dict[str, Any]]] = [
+        ("POST", f"{api}/commit/main", {"data": body}),
+        ("POST", f"{api}/branch/v1", {"json": {}}),
+        ("POST", f"{api}/tag/main", {"json": {"tag": "t", "message": "m"}}),
+        ("PUT", f"{api}/settings", {"json": {"private": False}}),
+        ("POST", f"{hub.url}/api/repos/create", {"json": {"name": "b", "organization": "o", "type": "kernel"}}),
+        ("PUT", address, {"data": large}),
+    ]
+    filled()
+    for _ in range(2):
+        for method, url, options in changes:
+            answer = requests.request(method, url, headers=TOKEN, **options)
+            assert answer.status_code == 507, (url, answer.text)
+        assert requests.get(api).ok and requests.get(f"{hub.url}/").ok and requests.get(f"{hub.url}/health").ok
+    assert requests.get(f"{hub.url}/api/kernels").ok
+    assert not list(repair.find_defects(Hub(Settings(hub.root))))
+    hub.api().delete_repo("o/spare", repo_type="kernel")
+    assert [item["id"] for item in requests.get(f"{hub.url}/api/kernels").json()] == [KERNEL]
+    filled()
+    assert requests.post(f"{api}/commit/main", data=body, headers=TOKEN).status_code == 507
+    (small_disk / "filling").unlink()
+    for method, url, options in changes:
+        assert requests.request(method, url, headers=TOKEN, **options).ok, url
+
+
+pytestmark = pytest.mark.attack
+
+
+def git(hub: RunningHub, repo_id: str, *command: str) -> str:
+    where = ["git", "-c", "safe.directory=*", "-C", str(hub.root / f"repositories/{repo_id}.git")]
+    return subprocess.run([*where, *command], capture_output=True, text=True, check=True).stdout
+
+
+def stored(hub: RunningHub) -> set[str]:
+    return {path.name for path in (hub.root / "large").rglob("*") if path.is_file()}
+
+
+def in_an_hour(root: Path) -> list[repair.Defect]:
+    return list(repair.find_defects(Hub(Settings(root)), now=time.time() + 3600))
+
+
+def gc(hub: RunningHub, *options: str) -> dict[str, Any]:
+    done = CliRunner().invoke(main, ["hub", "gc", "--root", str(hub.root), "--json", *options])
+    assert done.exit_code == 0, done.output
+    return dict(json.loads(done.stdout))
+
+
+def age(hub: RunningHub, days: float) -> None:
+    """Make all stored files older."""
+    for folder in ("large", "repositories"):
+        for path in (hub.root / folder).rglob("*"):
+            if path.is_file():
+                then = path.stat().st_mtime - days * 86400
+                os.utime(path, (then, then))
+
+
+def test_gc_frees_unreferenced_files(hub: RunningHub, tmp_path: Path) -> None:
+    api = hub.api()
+    for repo_id in ("a/one", "a/gone", "b/two"):
+        api.create_repo(repo_id, repo_type="kernel")
+    api.create_branch("a/one", branch="v1", repo_type="kernel")
+    kept, shared, dropped, gone = (os.urandom(1_200_000) for _ in range(4))
+    commit(api, "a/one", "build/kept", kept)
+    for name, content in (("dropped", dropped), ("shared", shared), ("text", os.urandom(20_000).hex().encode())):
+        commit(api, "a/one", f"build/{name}", content, revision="v1")
+    commit(api, "b/two", "build/shared", shared)
+    commit(api, "a/gone", "build/gone", gone)
+    api.delete_branch("a/one", branch="v1", repo_type="kernel")
+    api.delete_repo("a/gone", repo_type="kernel")
+    assert gc(hub) == {"freed": [], "bytes": 0}  # all of it is young
+    age(hub, 8)
+    before = stored(hub)
+    planned = gc(hub, "--dry-run")
+    assert stored(hub) == before and planned == gc(hub, "--dry-run") and 2_400_000 < planned["bytes"] < 2_500_000
+    done = gc(hub)
+    objects = [item for item in done["freed"] if item["where"] == "a/one: git objects"]
+    assert len(objects) == 1 and objects[0]["size"] > 0
+    assert {item["where"] for item in done["freed"]} == {item["where"] for item in planned["freed"]}
+    assert len(stored(hub)) == len(before) - 2
+    assert gc(hub) == {"freed": [], "bytes": 0} and in_an_hour(hub.root) == []
+    for repo_id, name in (("a/one", "kept"), ("b/two", "shared")):
+        assert api.hf_hub_download(repo_id, f"build/{name}", repo_type="kernel", cache_dir=tmp_path / "cache")
+        git(hub, repo_id, "fsck", "--strict")
+    sizes = [item.bytes for item in Hub(Settings(hub.root)).index.page(None, count=9)]
+    assert all(1_200_000 < size < 1_300_000 for size in sizes), sizes
+
+
+def test_gc_keeps_files_that_are_being_published_again(hub: RunningHub, tmp_path: Path) -> None:
+    """A client does not send a stored file again, and commits it now."""
+    api = hub.api()
+    api.create_repo("a/one", repo_type="kernel")
+    api.create_branch("a/one", branch="v1", repo_type="kernel")
+    (tmp_path / "table").write_bytes(os.urandom(1_200_000))
+    code = f"""
+import sys
+from huggingface_hub import CommitOperationAdd, HfApi
+api = HfApi(library_name='kernel-builder')  # uploads by LFS
+added = CommitOperationAdd("table", "{tmp_path}/table")
+api.preupload_lfs_files("a/one", [added], repo_type="kernel", revision="v1")
+print("sent", flush=True)
+sys.stdin.readline()
+api.create_commit("a/one", [added], commit_message="m", repo_type="kernel", revision=sys.argv[1])
+"""
+    environment = {**hub.environment, "HF_HUB_DISABLE_XET": "1"}
+    for branch in ("v1", "main"):
+        command = [sys.executable, "-c", code, branch]
+        with subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None and process.stdout.readline() == "sent\n"
+            if branch == "main":
+                gc(hub)
+            process.communicate("\n", timeout=60)
+        assert process.returncode == 0
+        if branch == "v1":
+            api.delete_branch("a/one", branch="v1", repo_type="kernel")
+            api.create_branch("a/one", branch="v1", repo_type="kernel")
+            age(hub, 8)
+    assert api.hf_hub_download("a/one", "table", repo_type="kernel", cache_dir=tmp_path / "cache")

@@ -16,7 +16,7 @@ import pytest
 import requests
 from click.testing import CliRunner
 from huggingface_hub.errors import HfHubHTTPError
-from raw_requests import commit
+from raw_requests import commit, signed_address
 
 from kernel_builder.cli import main
 from kernel_format.errors import ConfigError
@@ -254,15 +254,8 @@ def test_git_clones_and_fetches_and_cannot_push(start_hub: Callable[..., Running
         assert done.returncode and "could not read Username" in done.stderr
         done = git("clone", address(other, name), str(tmp_path / "x"))
         assert done.returncode and "no kernel repository" in done.stderr
-    # LFS's own client sends the token as a password as well.
-    batch = {"operation": "download", "objects": [{"oid": sha256, "size": len(large)}]}
-    answer = requests.post(
-        f"{there}.git/info/lfs/objects/batch",
-        data=json.dumps(batch),
-        auth=("any", writer),
-        headers={"Content-Type": "application/vnd.git-lfs+json"},
-    )
-    assert requests.get(answer.json()["objects"][0]["actions"]["download"]["href"]).content == large
+    address_of_large = signed_address(hub, large, "download", repo_id="a/open", token=writer)
+    assert requests.get(address_of_large).content == large
 
 
 def test_requests_of_git_have_limits(hub: RunningHub) -> None:

@@ -1,8 +1,9 @@
 """A judge for tests of the steps after a judge: it believes the candidate.
 
-    python quick_judge.py CANDIDATE --task TASK --json
+    python quick_judge.py [--both-nodes] CANDIDATE --task TASK --json
 
 A candidate's line `# right 1.5` or `# wrong` is its verdict. Each call adds a line to $QUICK_JUDGE_CALLS.
+`--both-nodes`: it answers once both nodes have begun to judge, and its device is the cache of its node.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from kernel_judge.judge.verdict import Speedup, Verdict
 
 
-def main(candidate: Path, task: Path) -> int:
+def main(candidate: Path, task: Path, device: str) -> int:
     text = candidate.read_text()
     digest = hashlib.sha256(text.encode()).hexdigest()
     with Path(os.environ["QUICK_JUDGE_CALLS"]).open("a") as calls:
@@ -43,7 +44,7 @@ def main(candidate: Path, task: Path) -> int:
             task_digest="0" * 64,
             candidate_digest=digest,
             sandbox="process",
-            device="none",
+            device=device,
             seconds=0.0,
             speed={"eager": Speedup(ratio, ratio * 0.98, ratio * 1.02)} if right else {},
         ).to_json()
@@ -51,5 +52,15 @@ def main(candidate: Path, task: Path) -> int:
     return 0 if right else 1
 
 
+def name_of_node() -> str:
+    """Wait for both nodes, even if one takes long to start its first worker, and return the name of this one."""
+    cache, deadline = Path(os.environ["KERNEL_BUILDER_CACHE"]), time.monotonic() + 60
+    (cache / "judging").touch()
+    while len(list(cache.parent.glob("*/judging"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return cache.name
+
+
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[3])))
+    *option, given, _, chosen, _ = sys.argv[1:]
+    sys.exit(main(Path(given), Path(chosen), name_of_node() if option else "none"))

@@ -1,28 +1,47 @@
-"""The judge rejects every cheat by its name, and passes every honest candidate."""
+"""The judge rejects every cheat by its name, and passes every honest candidate; a GPU has cheats of its own."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import cpu_samples
+import gpu_samples
 import pytest
-from cpu_samples import CHEATS, HONEST
-from judge_samples import quick
+import torch
+from judge_samples import CPU, HERE, Sample, quick, scale_project
 
-from kernel_judge.judge.judgement import judge
+from kernel_judge.judge.judgement import JudgeRequest, judge
 
 pytestmark = pytest.mark.attack
 
-
-# `test_outside_inputs.py` judges the others in one process.
-@pytest.mark.parametrize("name", [name for name, sample in CHEATS.items() if not sample.together])
-def test_a_cheat_is_rejected_by_its_name(name: str, tmp_path: Path) -> None:
-    verdict = judge(quick(CHEATS[name], tmp_path))
-    assert (verdict.verdict, verdict.rejected_as) == ("wrong", CHEATS[name].rejected_as), verdict.reason
-    assert verdict.reason and not verdict.speed
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-@pytest.mark.parametrize("name", [name for name, sample in HONEST.items() if not sample.together])
-def test_an_honest_candidate_is_right(name: str, tmp_path: Path) -> None:
-    verdict = judge(quick(HONEST[name], tmp_path))
-    assert verdict.verdict == "right", (verdict.rejected_as, verdict.reason)
+def judged(for_any: dict[str, Sample], for_gpus: dict[str, Sample]) -> list[object]:
+    """Return the samples with their devices. `test_outside_inputs.py` judges the other ones of a CPU in one process."""
+    alone = [pytest.param(name, sample, "cpu", id=name) for name, sample in for_any.items() if not sample.together]
+    anywhere = {name: sample for name, sample in for_any.items() if sample.device != CPU}
+    on_gpu = {**for_gpus, **anywhere}.items()
+    return [*alone, *(pytest.param(name, sample, "cuda", id=f"{name}, GPU", marks=gpu) for name, sample in on_gpu)]
+
+
+@pytest.mark.parametrize(("name", "sample", "device"), judged(cpu_samples.CHEATS, gpu_samples.CHEATS))
+def test_a_cheat_is_rejected_by_its_name(name: str, sample: Sample, device: str, tmp_path: Path) -> None:
+    verdict = judge(quick(sample, tmp_path, device=device))
+    assert verdict.verdict == "wrong" and verdict.reason and not verdict.speed, verdict
+    if device == "cpu" or name in gpu_samples.CHEATS:
+        assert verdict.rejected_as == sample.rejected_as, verdict.reason
+
+
+@pytest.mark.parametrize(("name", "sample", "device"), judged(cpu_samples.HONEST, gpu_samples.HONEST))
+def test_an_honest_candidate_is_right(name: str, sample: Sample, device: str, tmp_path: Path) -> None:
+    verdict = judge(quick(sample, tmp_path, device=device))
+    assert verdict.is_right, (verdict.rejected_as, verdict.reason)
     assert not verdict.speed or verdict.speed["eager"].ratio > 0
+
+
+@gpu
+def test_a_kernel_project_is_built_for_this_gpu_and_judged(tmp_path: Path) -> None:
+    task = HERE / "tasks" / "scaled.py"
+    verdict = judge(JudgeRequest(scale_project(tmp_path), task, device="cuda", inputs=12, rounds=3))
+    assert verdict.is_right, verdict.reason

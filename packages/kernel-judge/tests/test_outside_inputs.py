@@ -76,13 +76,9 @@ LARGEST = "(*x.softmax(-1).topk(4, -1), x.argmax(0))"
 WRONG = {
     "zeros": ("constant-result", SOFTMAX, "return torch.zeros_like(x)"),
     "not computed": ("wrong-result", SOFTMAX, "return torch.empty_like(x)"),
-    "the shape of the file only": (
-        "constant-result", SOFTMAX, "return x.softmax(-1) if len(x) == 24 else torch.zeros_like(x)",
-    ),
     "an end that is not written": (
         "wrong-result", SOFTMAX, "y = torch.empty_like(x); y.view(-1)[:-3] = x.softmax(-1).view(-1)[:-3]; return y",
     ),
-    "some NaN": ("not-finite", SOFTMAX, "y = x.softmax(-1); y[0, 0] = float('nan'); return y"),
     "noise": ("inaccurate", SOFTMAX, "y = x.softmax(-1); return y * (1 + 1e-4 * torch.randn_like(y))"),
     "transposed memory": ("inaccurate", SOFTMAX, "return x.softmax(-1).t().contiguous().view(x.shape)"),
     "another dtype": ("wrong-dtype", SOFTMAX, "return x.softmax(-1).half()"),

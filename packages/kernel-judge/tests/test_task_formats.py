@@ -86,7 +86,7 @@ void run(torch::Tensor x, double factor, torch::Tensor left, torch::Tensor sum) 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run); }
 """
 TRACE = """Operator: aten.add.Tensor
-cnt: 3, ((T([6, 4], f32), T([6, 4], f32, stride=(1, 6))), {})
+cnt: 3, ((T([6, 4], f32), T([6, 4], f32, stride=(0, 1))), {})
 cnt: 1, ((T([3], f32), 2), {'alpha': 3})
 Operator: aten.relu.default
 cnt: 1, ((T([2], bf16),), {})
@@ -112,7 +112,9 @@ def gpu_mode(tmp_path: Path) -> Path:
 
 def test_a_gpu_mode_task_has_its_own_rule_workloads_and_modules(gpu_mode: Path, tmp_path: Path) -> None:
     submission = tmp_path / "submission.py"
-    submission.write_text("import utils\n\n\ndef custom_kernel(data):\n    return data[0] / 4, 3 * data[0] / 4\n")
+    submission.write_text(
+        "import utils\n\n\ndef custom_kernel(data):\n    return data[1].copy_(data[0] / 4), 3 * data[0] / 4\n"
+    )
     right = verdict(submission, gpu_mode, rounds=1, seed=1)
     assert right.is_right, right.reason
     assert [case["sizes"]["rows"] for case in right.cases] == [40]

@@ -108,6 +108,11 @@ class Arena(ArenaView):
         """Forget all tensors; the next ones reuse their addresses."""
         self.end = 0
 
+    def write(self, slot: Slot, tensor: torch.Tensor) -> None:
+        """Copy a tensor with a slot's strides; elements that share memory share it in the arena, too."""
+        length = (_extent(slot.shape, slot.stride),)
+        self.tensor(slot).as_strided(length, (1,)).copy_(tensor.as_strided(length, (1,)))
+
     def reserve_like(self, tensor: torch.Tensor) -> Slot:
         """Make room for a copy of a tensor, with its strides."""
         return self.reserve(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()))

@@ -57,7 +57,6 @@ class Reference:
         results: The shapes and dtypes of the results.
         has_rule: Whether the task has a rule of its own for right results.
         has_exact: Whether the model can be computed in float64.
-        mutates: Whether the reference itself changes its inputs.
         seconds: The time of one eager call here, roughly.
         operations: Operations of a call in matrix products, convolutions and attention, as
             `torch.utils.flop_counter` counts them; 0 before `count_operations`, and if they cannot be counted.
@@ -131,6 +130,13 @@ class Reference:
         """Return the results of eager PyTorch."""
         return self._evaluate(self._model, given, lambda tensor: tensor.clone())
 
+    def changes_inputs(self, given: Arguments) -> bool:
+        """Return whether the reference itself changes inputs, such as a buffer for its result."""
+        tensors = [tensor.clone() for tensor in given.tensors]
+        seed_generators(self.device, given.seed)
+        evaluate(self._model, with_tensors(given.skeleton, tensors), None, ())
+        return not all(map(_same, tensors, given.tensors))
+
     def exact(self, given: Arguments) -> Tensors | None:
         """Return the results in float64, or None if the model cannot be computed so."""
         if not self.has_exact:
@@ -163,14 +169,10 @@ class Reference:
     def _probe(self) -> None:
         backward, self._backward = self._backward, False
         given = self.arguments(self.seed)
-        seed_generators(self.device, given.seed)
-        tensors = [tensor.clone() for tensor in given.tensors]
         try:
-            with torch.no_grad():
-                outputs = evaluate(self._model, with_tensors(given.skeleton, tensors), None, ())
+            outputs = self.eager(given)
         except ResultError as error:
             raise ConfigError(f"the reference cannot be judged: {error}", where=self._path) from error
-        self.mutates = not all(map(_same, tensors, given.tensors))
         self._backward, self._forward = backward, len(outputs)
         self.results = [(tuple(output.shape), output.dtype) for output in outputs]
         given = self.arguments(self.seed)
@@ -240,7 +242,7 @@ class Reference:
 
 
 def _same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(tensor, other) or torch.equal(tensor.isnan(), other.isnan())
+    return torch.equal(tensor.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 
 def _close(eager: torch.Tensor, exact: torch.Tensor) -> bool:

@@ -193,9 +193,9 @@ class ResultChecks:
         worker.ask("call", number, call[0], slots[0], given.seed, sizes, seconds=self._seconds)
         worker.stop()
         copies = [worker.outputs.tensor(slot).clone() for slot in slots[0]]
-        changed = not reference.mutates and not torch.equal(before, worker.inputs.raw(worker.inputs.end))
+        changed = not torch.equal(before, worker.inputs.raw(worker.inputs.end))
         worker.go_on()
-        if changed:
+        if changed and not reference.changes_inputs(given):
             raise RejectedError("input-changed", "it changes its inputs; write results to memory of their own", case)
         return copies
 
@@ -301,7 +301,7 @@ def fill(worker: WorkerProcess, placed: Sequence[Any], calls: Sequence[Arguments
     """Copy the inputs of calls to the slots that `reserve` returned."""
     for (_, slots, grads), given in zip(placed, calls, strict=True):
         for slot, tensor in zip([*slots, *(grads or ())], [*given.tensors, *(given.grads or ())], strict=True):
-            worker.inputs.tensor(slot).copy_(tensor.detach())
+            worker.inputs.write(slot, tensor.detach())
 
 
 def describe(reference: Reference, given: Arguments) -> dict[str, Any]:

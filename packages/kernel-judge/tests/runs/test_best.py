@@ -31,16 +31,9 @@ def test_the_best_is_published_by_build_and_upload(tmp_path: Path, tmp_path_fact
     model = MODEL.format(body=BODIES["good"])
     best = run_search(quick_request(tmp_path, quoted(f"# right 2.5\n{model}"))).run / "best"
     with running_hub(tmp_path_factory.mktemp("hub"), "--trust", "kernels-community") as hub:
-        upload = [
-            "build-and-upload",
-            str(best),
-            "--backend",
-            "cpu",
-            "--repo-id",
-            "kernels-community/hard-swish",
-            "--json",
-        ]
-        done = subprocess.run([*BUILDER, *upload], env=hub.environment, capture_output=True, text=True, check=False)
+        options = ["--backend", "cpu", "--repo-id", "kernels-community/hard-swish", "--json"]
+        upload = [*BUILDER, "build-and-upload", str(best), *options]
+        done = subprocess.run(upload, env=hub.environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         loaded = subprocess.run([sys.executable, "-c", LOAD], env=hub.environment, capture_output=True, check=False)
         assert loaded.returncode == 0, loaded.stderr.decode()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from searches import HERE, ROOT, logged, quick_request, quoted, run_search
+from searches import QUICK_JUDGE, ROOT, logged, quick_request, quoted, run_search
 
 from kernel_format.errors import ToolchainError
 
@@ -39,9 +38,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def test_both_nodes_judge(tmp_path: Path, cluster: str) -> None:
     agents = [quoted("# right 2.5"), quoted("# wrong"), quoted("# right 1.5")]
-    judge = (sys.executable, str(HERE / "node_judge.py"))
-    request = quick_request(tmp_path, *agents, attempts=6, jobs=6, ray=cluster, judge=judge)
-    result = run_search(request)
+    judge = (*QUICK_JUDGE, "--both-nodes")
+    result = run_search(quick_request(tmp_path, *agents, attempts=6, jobs=6, ray=cluster, judge=judge))
     assert result.best and result.best["attempt"] in (1, 4)
     verdicts = [event["judged"]["verdict"] for event in logged(result.run, "try-ended")]
     assert len(verdicts) == 6

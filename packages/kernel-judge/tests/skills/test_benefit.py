@@ -108,19 +108,8 @@ def test_a_directory_without_tasks_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_command_asks_the_judge(tasks: Path, tmp_path: Path) -> None:
     agent = f"{sys.executable} {agents.__file__} wrong"
-    options = [
-        "--tasks",
-        str(tasks / "silu.py"),
-        "--agent",
-        agent,
-        "--run",
-        str(tmp_path / "run"),
-        "-k",
-        "1",
-        "-j",
-        "2",
-    ]
-    done = CliRunner().invoke(main, ["skills", "eval", "cuda-kernels", *options])
+    where = ["--tasks", str(tasks / "silu.py"), "--run", str(tmp_path / "run")]
+    done = CliRunner().invoke(main, ["skills", "eval", "cuda-kernels", *where, "--agent", agent, "-k", "1", "-j", "2"])
     assert done.exit_code == 1 and "No measurable help" in done.stdout, done.output
     reports = {
         event["judged"]["verdict"]["rejected-as"]
