@@ -51,6 +51,43 @@ CHEATS = {
         """,
         settings=TIMED,
     ),
+    "a timer wakes it to compute before the clock starts": Sample(
+        "powers",
+        """
+        known = ready.get(x.data_ptr())
+        return known[1] if known and torch.equal(x, known[0]) else computed(x, y)
+        """,
+        "ran-while-suspended",
+        head="""
+        import ctypes, gc, signal, threading, time
+        ready, pending = {}, []
+        def computed(x, y):
+            for _ in range(24):
+                x = torch.tanh(x @ y)
+            return x
+        def prepare(self, *arguments):
+            true_prepare(self, *arguments)
+            pending[:] = [inputs for inputs, _ in self._calls]
+            for milliseconds, timer in timers.items():  # a pending signal would end with SIGSTOP
+                library.timer_settime(timer, 0, ctypes.byref((ctypes.c_long * 4)(0, 0, 0, milliseconds * 10**6)), None)
+        for worker in [value for value in gc.get_objects() if isinstance(value, type) and hasattr(value, "hand_over")]:
+            true_prepare, worker.prepare = worker.prepare, prepare
+        def work():
+            while True:
+                time.sleep(1e-4)
+                for x, y in list(pending):
+                    ready[x.data_ptr()] = x.clone(), computed(x, y)
+        threading.Thread(target=work, daemon=True).start()
+        class Event(ctypes.Structure):
+            _fields_ = [("value", ctypes.c_void_p), ("signal", ctypes.c_int), ("rest", ctypes.c_int * 16)]
+        signal.signal(signal.SIGCONT, lambda *_: None)
+        library, timers = ctypes.CDLL(None), {milliseconds: ctypes.c_void_p() for milliseconds in range(5, 500, 5)}
+        for timer in timers.values():
+            library.timer_create(1, ctypes.byref(Event(None, signal.SIGCONT)), ctypes.byref(timer))
+        """,
+        settings=TIMED,
+        device=CPU,
+    ),
     "an earlier result for an input at the same address": Sample(
         "scaled",
         """

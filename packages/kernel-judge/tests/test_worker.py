@@ -61,6 +61,78 @@ def test_a_process_that_has_left_the_workers_group_is_suspended_too(kind: str, t
         assert grows_within(60), "a command resumes all of them"
 
 
+# Sends a signal to its process when a time is over, also while the process is suspended.
+TIMER = """
+import ctypes, os, signal, threading, time
+import torch
+
+class ModelNew(torch.nn.Module):
+    pass
+
+class Event(ctypes.Structure):
+    _fields_ = [("value", ctypes.c_void_p), ("signal", ctypes.c_int), ("rest", ctypes.c_int * 16)]
+
+def write():
+    while True:
+        with open("written", "a") as file:
+            file.write(".")
+        time.sleep(0.001)
+
+def set_timer(number, seconds):
+    timer, event = ctypes.c_void_p(), Event(None, number)
+    library = ctypes.CDLL(None)
+    library.timer_create(1, ctypes.byref(event), ctypes.byref(timer))
+    library.timer_settime(timer, 0, ctypes.byref((ctypes.c_long * 4)(seconds, 0, seconds, 0)), None)
+"""
+WAKING = {
+    "its own timer": """
+signal.signal(signal.SIGCONT, lambda *_: None)
+set_timer(signal.SIGCONT, 1)
+threading.Thread(target=write, daemon=True).start()
+""",
+    "the end of its parent": """
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        ctypes.CDLL(None).prctl(1, signal.SIGCONT)  # PR_SET_PDEATHSIG
+        write()
+    set_timer(signal.SIGKILL, 5)
+    time.sleep(60)
+""",
+}
+
+
+@pytest.mark.parametrize("waking", WAKING)
+def test_a_process_that_something_wakes_while_it_is_suspended_is_noticed(waking: str, tmp_path: Path) -> None:
+    candidate = tmp_path / "candidate.py"
+    candidate.write_text(TIMER + WAKING[waking])
+    with WorkerProcess(sandbox.strongest(), "cpu", readable=[tmp_path]) as worker:
+        worker.ready(120)
+        worker.ask("load", str(candidate), "ModelNew", seconds=120)
+        written = worker.scratch / "written"
+        while not written.exists():
+            time.sleep(0.01)
+        worker.stop()
+        suspended, end = written.stat().st_size, time.monotonic() + 20
+        while written.stat().st_size < suspended + 100 and time.monotonic() < end:
+            time.sleep(0.01)
+        with pytest.raises(WorkerFailure, match="while the judge had suspended them") as caught:
+            worker.timed("patched", seconds=120)
+    assert caught.value.kind == "ran-while-suspended"
+
+
+def test_an_honest_process_is_suspended_without_cpu_time(tmp_path: Path) -> None:
+    candidate = tmp_path / "candidate.py"
+    candidate.write_text(WRITES)
+    with WorkerProcess(sandbox.strongest(), "cpu", readable=[tmp_path], threads=2) as worker:
+        worker.ready(120)
+        worker.ask("load", str(candidate), "ModelNew", seconds=120)
+        for _ in range(20):
+            worker.stop()
+            time.sleep(0.02)
+            assert worker.timed("patched", seconds=120)[1] is None
+
+
 def test_what_is_no_time_agrees_with_no_clock() -> None:
     assert reported_seconds(0.02) == 0.02
     assert [reported_seconds(answer) for answer in (math.nan, -math.inf, "0.02", None)] == [math.inf] * 4

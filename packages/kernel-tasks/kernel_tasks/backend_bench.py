@@ -21,6 +21,7 @@ from torch.testing import assert_close, make_tensor
 from kernel_format.errors import ConfigError
 from kernel_tasks.task import CANDIDATE, PROBLEM, Files, Problem, Sizes, Task
 
+FORMAT = "BackendBench: a trace (.txt) or a table (.parquet) of operators, FILE::OPERATOR if it has several"
 _DTYPES = {
     "bf16": torch.bfloat16,
     "f64": torch.float64,

@@ -13,6 +13,7 @@ from kernel_tasks.definition_models import DEFINITION, read_json
 from kernel_tasks.definitions import DefinitionTask, read_definition
 from kernel_tasks.task import Task
 
+FORMAT = "FlashInfer-Bench: a definition (JSON) with workloads/NAME.jsonl in its directory or one above"
 # The defaults of the public evaluator, and the share of the elements for definitions of mixtures of experts.
 _TOLERANCE, _MOE_SHARE = 1e-2, 0.95
 _LEAST = 1e-8

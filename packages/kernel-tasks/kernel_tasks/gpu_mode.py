@@ -23,6 +23,7 @@ import yaml
 from kernel_format.errors import ConfigError
 from kernel_tasks.task import CANDIDATE, PROBLEM, Files, MachineError, Problem, Sizes, Task, write_files
 
+FORMAT = "GPU MODE: a directory with task.yml"
 _SUBMISSION = "@SUBMISSION@"
 _NEEDED = ("generate_input", "ref_kernel", "check_implementation")
 _LARGEST_SEED = 2**31 - 1

@@ -23,6 +23,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+FORMAT = "KernelBench: a Python file with Model, get_inputs and get_init_inputs, or a directory with one"
 _DTYPES = ("float32", "float16", "bfloat16")
 _NEEDED = ("Model", "get_inputs", "get_init_inputs")
 

@@ -18,6 +18,7 @@ from kernel_tasks.definition_models import DEFINITION
 from kernel_tasks.definitions import DefinitionTask, read_definition
 from kernel_tasks.task import Task
 
+FORMAT = "SOL-ExecBench: a directory with definition.json and workload.jsonl"
 _WORKLOADS = "workload.jsonl"
 _DEFAULTS = {
     "max_atol": 1e-2,

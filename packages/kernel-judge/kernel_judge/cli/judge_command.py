@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from kernel_format.errors import ConfigError
+from kernel_format.signatures import read_private_key
 from kernel_judge.cli.options import json_option, notify, require_torch
 from kernel_judge.judge.verdict import EXIT_STATUS, Verdict
+from kernel_judge.leaderboard.result import signed_result
 
 _PATH = click.Path(path_type=Path)
 _PEERS = ("eager", "compile", "max-autotune")
@@ -70,8 +73,16 @@ def _print(verdict: Verdict) -> None:
     type=click.Choice(["bubblewrap", "landlock", "process"]),
     help="The sandbox of the candidate. [default: the first that this system permits]",
 )
+@click.option(
+    "--sign",
+    "key_file",
+    type=_PATH,
+    metavar="KEY",
+    help="Print a result for `report --leaderboard`: the verdict, candidate and task, signed with this private key "
+    "(Ed25519, from ssh-keygen or openssl).",
+)
 @json_option
-def judge(candidate: Path, task: Path, as_json: bool, **options: Any) -> None:
+def judge(candidate: Path, task: Path, as_json: bool, key_file: Path | None, **options: Any) -> None:
     """Check a candidate's results against a task's reference, and measure its speed.
 
     TASK is a file or directory of KernelBench, GPU MODE, FlashInfer-Bench, SOL-ExecBench or BackendBench. CANDIDATE has
@@ -87,13 +98,19 @@ def judge(candidate: Path, task: Path, as_json: bool, **options: Any) -> None:
     kernel-builder judge candidate.py --task KernelBench/level1/36_RMSNorm_.py
     kernel-builder judge my-kernel/ --task tasks/rms_norm.py --json
     kernel-builder judge submission.py --task problems/vectoradd_py --inputs 10 --rounds 0
+    kernel-builder judge candidate.py --task task.py --sign judge-key > results/candidate.json
     """
     require_torch()
+    key = (
+        read_private_key(key_file, partial(click.prompt, "Passphrase", hide_input=True, err=True)) if key_file else None
+    )
     from kernel_judge.judge.judgement import JudgeRequest
     from kernel_judge.judge.judgement import judge as judge_candidate
 
     verdict = judge_candidate(JudgeRequest(candidate, task, **options), notify)
-    if as_json:
+    if key:
+        click.echo(signed_result(verdict, candidate, task, key))
+    elif as_json:
         click.echo(verdict.to_json())
     else:
         _print(verdict)

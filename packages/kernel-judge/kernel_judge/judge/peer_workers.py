@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 
 from kernel_format.errors import MeasureError
@@ -72,7 +72,8 @@ class PeerWorkers:
             yield
         finally:
             for worker in self.workers.values():
-                worker.go_on()
+                with suppress(WorkerFailure):  # of a compiler that has run meanwhile
+                    worker.go_on()
 
     def finish(self, seconds: float) -> None:
         """Wait until the peers are ready, and leave out those that have not compiled within a time, or cannot.

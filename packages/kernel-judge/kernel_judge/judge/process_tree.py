@@ -14,6 +14,8 @@ import psutil
 
 _MOST_WALKS = 100
 _ENTRY_BYTES = 64 << 10
+_RUNNING = "RS"  # states of threads: running, and sleeping until a signal, such as SIGSTOP
+_STOP_SECONDS = 1.0
 
 
 def descendants(process: int) -> set[int]:
@@ -32,6 +34,22 @@ def suspend_descendants(process: int) -> set[int]:
         signal_each(running, signal.SIGSTOP)
         stopped |= running
     return stopped
+
+
+def wait_until_stopped(processes: Iterable[int]) -> None:
+    """Wait until no thread of processes that were sent SIGSTOP runs, or waits for a core to handle it."""
+    end = time.monotonic() + _STOP_SECONDS
+    for process in processes:
+        while not _is_stopped(process) and time.monotonic() < end:
+            time.sleep(1e-4)
+
+
+def _is_stopped(process: int) -> bool:
+    for thread in Path(f"/proc/{process}/task").glob("*/stat"):
+        with suppress(OSError):  # it has ended
+            if thread.read_text().rpartition(")")[2].split()[0] in _RUNNING:
+                return False
+    return True
 
 
 def end_descendants() -> None:

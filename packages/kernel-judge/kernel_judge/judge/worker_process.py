@@ -33,11 +33,13 @@ from kernel_judge.judge.process_tree import (
     nameless_bytes,
     signal_each,
     suspend_descendants,
+    wait_until_stopped,
 )
 from kernel_sandbox import sandbox
 from kernel_sandbox.answers import read_answer
 from kernel_sandbox.confine import LARGEST_FILE
 
+_LIBC = ctypes.CDLL(None)
 _LONGEST_ANSWER = 1 << 20
 _SEND_SECONDS = 60
 _LONGEST_OUTPUT = 1500
@@ -45,6 +47,8 @@ _LONGEST_OUTPUT = 1500
 MOST_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 MOST_PROCESSES = 1000
 MOST_DISK = LARGEST_FILE
+# A thread that waits for the disk runs until it handles SIGSTOP.
+_MOST_SUSPENDED_SECONDS = 0.5e-3
 # glibc returns freed memory to the system when there is much, and getting a page again takes longer than a small kernel
 # needs to fill it. Linux often puts two of a worker's threads on one core when they wake up; OpenMP binds each to its
 # own. Runs of 337 softmaxes of 48x256 took 5 to 56 ms before, and 4.8 to 5.4 ms with both (4 cores, in a VM).
@@ -80,7 +84,7 @@ class WorkerProcess:
         threads: int = 1,
     ) -> None:
         self._device = device
-        self._stopped: set[int] = set()
+        self._suspended: dict[int, float] = {}  # processes -> their CPU time
         # Of the commands that are not answered yet: an answer has that of its command. It starts with one of its own.
         self._tokens: deque[str | None] = deque([None])
         self._stack = ExitStack()
@@ -137,6 +141,7 @@ class WorkerProcess:
         """Send a command without waiting for its answer."""
         message = self._message(command, arguments)
         self._output_start = os.fstat(self._output.fileno()).st_size
+        self.go_on()
         self._send(message)
 
     def wait(self, seconds: float) -> Any:
@@ -184,7 +189,6 @@ class WorkerProcess:
                 raise WorkerFailure("limit-exceeded", words)
 
     def _send(self, message: bytes) -> None:
-        self.go_on()
         self._connection.settimeout(_SEND_SECONDS)
         with suppress(OSError):  # it has died, or does not read, which `wait` reports
             self._connection.sendall(message)
@@ -202,29 +206,48 @@ class WorkerProcess:
     def timed(self, command: str, *arguments: Any, seconds: float) -> tuple[float, Any]:
         """Return the seconds that a command took by this process's clock, and the value of its answer."""
         message = self._message(command, arguments)
+        self._check_suspended()
         started = time.perf_counter()
+        self._resume()
         self._send(message)
         value = self.wait(seconds)
         return time.perf_counter() - started, value
 
     def cpu_seconds(self) -> float:
         """Return the CPU time of the processes of a worker that is stopped. Other work does not add to it."""
-        return sum(map(_cpu_seconds, {self.process.pid, *self._stopped}))
+        return sum(self._suspended.values())
 
     def stop(self) -> None:
         """Suspend the worker's processes on a CPU until the next command, or `go_on`."""
-        if self._device != "cpu":
+        if self._device != "cpu" or self._suspended:
             return
         self._signal(signal.SIGSTOP)
-        self._stopped = suspend_descendants(self.process.pid)
+        processes = {self.process.pid, *suspend_descendants(self.process.pid)}
+        wait_until_stopped(processes)
+        self._suspended = {process: _cpu_seconds(process) for process in processes}
 
     def go_on(self) -> None:
-        """Resume the worker."""
-        if self._device != "cpu":
-            return
-        self._signal(signal.SIGCONT)
-        signal_each(self._stopped, signal.SIGCONT)
-        self._stopped.clear()
+        """Resume the worker.
+
+        Raises:
+            WorkerFailure: If its processes have run in the meantime.
+        """
+        self._check_suspended()
+        self._resume()
+
+    def _check_suspended(self) -> None:
+        """Raise if suspended processes have run: a timer, or the end of another process, may send them SIGCONT."""
+        used = sum(max(_cpu_seconds(process) - before, 0.0) for process, before in self._suspended.items())
+        if used > _MOST_SUSPENDED_SECONDS:
+            self._resume()
+            words = f"its processes computed for {used * 1e3:.3g} ms while the judge had suspended them"
+            raise WorkerFailure("ran-while-suspended", f"{words}; start no timer that sends SIGCONT")
+
+    def _resume(self) -> None:
+        if self._suspended:
+            self._signal(signal.SIGCONT)
+            signal_each(self._suspended, signal.SIGCONT)
+            self._suspended = {}
 
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
@@ -272,6 +295,6 @@ class WorkerProcess:
 def _cpu_seconds(process: int) -> float:
     """Return the CPU time of a process in nanoseconds' resolution; that of psutil is 10 ms, half of a timed run."""
     clock = ctypes.c_int()
-    if ctypes.CDLL(None).clock_getcpuclockid(process, ctypes.byref(clock)):
+    if _LIBC.clock_getcpuclockid(process, ctypes.byref(clock)):
         return 0.0  # it has ended
     return time.clock_gettime(clock.value)

@@ -138,6 +138,22 @@ def test_the_command_prints_a_table_and_each_try_or_json(runs: list[Path]) -> No
     assert len(answer["attempts"]) == 8
 
 
+def test_the_page_of_a_search_has_its_code_and_no_file_behind_a_link(runs: list[Path], tmp_path: Path) -> None:
+    workspace = Workspace(runs[0], 4, 2)
+    workspace.frozen.parent.mkdir(parents=True)
+    workspace.frozen.write_text("class ModelNew: the_code = 1\n")
+    workspace.log.write_text("x" * 30_000 + "the end of the log")
+    command = ["report", str(runs[0]), "--out", str(tmp_path / "site")]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    page = (tmp_path / "site" / "index.html").read_text()
+    assert "rank 1: attempt 4, try 2, agent-0" in page and "the_code = 1" in page and "the end of the log" in page
+    (tmp_path / "secret").write_text("hf_secret")
+    workspace.log.unlink()
+    workspace.log.symlink_to(tmp_path / "secret")
+    refused = CliRunner().invoke(main, command)
+    assert refused.exit_code == 2 and "agent.log: cannot be read" in refused.output
+
+
 def test_a_directory_without_a_search_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["report", str(tmp_path)])
     assert done.exit_code == 2

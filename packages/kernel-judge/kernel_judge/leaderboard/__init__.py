@@ -1,0 +1,1 @@
+"""A leaderboard of judged kernels: signed results, their page, and a second judgement."""

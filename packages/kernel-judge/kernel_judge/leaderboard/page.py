@@ -1,0 +1,95 @@
+"""The page of judged results: for each task and device a table, a roofline, and the code.
+
+The same results give the same bytes. All texts are the candidates' and are escaped; the page runs no script, and loads
+nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+from kernel_format.files import replaced_directory
+from kernel_judge.judge.verdict import Verdict
+from kernel_judge.leaderboard.result import INVALID, Result, ranked
+from kernel_judge.leaderboard.roofline import roofline
+
+_DRAWN = 8  # candidates in a roofline
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:0 auto;padding:0 1rem 3rem;color:#1c1917}
+.wide{overflow-x:auto}table{border-collapse:collapse;width:100%}svg{width:100%;max-width:42rem}
+th,td{text-align:left;padding:.3rem .8rem .3rem 0;border-bottom:1px solid #e7e5e4;vertical-align:top}
+td:nth-child(n+3){white-space:nowrap}pre{overflow-x:auto;background:#f5f5f4;padding:.6rem;font-size:13px}
+code,h1,h2,p,summary{overflow-wrap:anywhere}.bad{color:#b91c1c}.small{color:#57534e;font-size:13px}
+"""
+_COLUMNS = ("rank", "candidate", "times eager (interval)", "times compile", "share of limit", "SOL score", "signature")
+
+
+def write_site(results: Sequence[Result], target: Path, title: str, *, only_valid: bool = False) -> None:
+    """Replace a directory by `index.html` and the results' files, from which anyone can rebuild it.
+
+    Args:
+        only_valid: Rank only results with a valid signature.
+    """
+    results = sorted(results, key=lambda result: result.content)
+    groups = ranked(results, only_valid=only_valid)
+    placed = {id(result) for group in groups.values() for result in group}
+    parts = [_group(task, device, group) for (task, _, device), group in groups.items()]
+    if others := [result for result in results if id(result) not in placed]:
+        parts.append(f"<h2>Not ranked</h2>{''.join(_details(result, None) for result in others)}")
+    with replaced_directory(target) as directory:
+        page = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{_text(title)}</title>'
+        page += '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        page += f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><style>{_STYLE}</style></head>'
+        body = "".join(parts) or "<p>There are no results.</p>"
+        (directory / "index.html").write_text(f"{page}<body><h1>{_text(title)}</h1>{body}</body></html>\n", "utf-8")
+        (directory / "results").mkdir()
+        for result in results:
+            name = hashlib.sha256(result.content).hexdigest()[:16]
+            (directory / "results" / f"{name}.json").write_bytes(result.content)
+
+
+def _group(task: str, device: str, group: Sequence[Result]) -> str:
+    head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
+    rows = "".join(_row(rank, result) for rank, result in enumerate(group, 1))
+    cases = [case for result in group[:_DRAWN] for case in result.verdict.cases]
+    table = f'<div class="wide"><table><tr>{head}</tr>{rows}</table></div>'
+    details = "".join(_details(result, rank) for rank, result in enumerate(group, 1))
+    return f"<h2>{_text(task)}</h2><p>{_text(device)}</p>{table}{roofline(cases)}{details}"
+
+
+def _row(rank: int, result: Result) -> str:
+    verdict = result.verdict
+    cells = [str(rank), result.candidate, _speed(verdict, "eager"), _speed(verdict, "compile")]
+    cells += [f"{verdict.share_of_limit:.0%}" if verdict.share_of_limit is not None else "-"]
+    cells += [f"{verdict.sol_score:.2f}" if verdict.sol_score is not None else "-"]
+    cells += [result.signature + (", suspicious" if verdict.suspicious else "")]
+    return f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in cells)}</tr>"
+
+
+def _details(result: Result, rank: int | None) -> str:
+    verdict = result.verdict
+    word = verdict.verdict if rank is None else f"rank {rank}"
+    kind = ' class="bad"' if result.signature == INVALID else ""
+    about = f"{word}: {result.candidate}, {verdict.task}, {verdict.device}"
+    facts = [*verdict.lines(), f"task SHA-256 {verdict.task_digest}", f"candidate SHA-256 {verdict.candidate_digest}"]
+    listed = "".join(f"<li><code>{_text(fact)}</code></li>" for fact in facts)
+    code = "".join(f"<p>{_text(name)}</p><pre>{_text(text)}</pre>" for name, text in sorted(result.code.items()))
+    log = f"<p>Log</p><pre>{_text(result.log)}</pre>" if result.log else ""
+    return (
+        f"<details><summary>{_text(about)} (<span{kind}>{_text(result.signature)}</span>)</summary>"
+        f'<ul class="small">{listed}</ul>{code}{log}</details>'
+    )
+
+
+def _speed(verdict: Verdict, peer: str) -> str:
+    speed = verdict.speed.get(peer)
+    return f"{speed.ratio:.2f} ({speed.low:.2f} to {speed.high:.2f})" if speed else "-"
+
+
+def _text(text: str) -> str:
+    # Lone halves of surrogate pairs, which JSON can have, are in no encoding.
+    return html.escape(text.encode("utf-8", "replace").decode())

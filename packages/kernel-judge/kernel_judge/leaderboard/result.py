@@ -1,0 +1,186 @@
+"""Results of a leaderboard: a verdict with the code and the task, which the judge may sign.
+
+A file has either the object of `judge --json`, or that of `judge --sign`: "verdict", "candidate", "task" and
+"signature", whose content is the object without it as JSON with sorted keys. Nothing in a file is trusted.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import os
+import stat
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernel_format.errors import ConfigError
+from kernel_format.signatures import PrivateKey, Signers, is_signed_by, key_bundle
+from kernel_format.untrusted_paths import UnsafePath, checked_tree
+from kernel_judge.judge.candidate_files import candidate_digest, files_of
+from kernel_judge.judge.verdict import Verdict
+
+VALID, INVALID, UNSIGNED, UNKNOWN_KEY = "valid", "invalid", "unsigned", "by an unknown key"
+_MOST_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Result:
+    """A judged candidate. `files` are those of the candidate and of the task, each below the path's first name."""
+
+    verdict: Verdict
+    candidate: str
+    files: Mapping[str, Mapping[str, str]]
+    log: str
+    signature: str  # VALID, INVALID, UNSIGNED or UNKNOWN_KEY
+    content: bytes  # of its file
+
+    @property
+    def code(self) -> Mapping[str, str]:
+        """The candidate's files."""
+        return self.files.get("candidate", {})
+
+    def unpacked(self, part: str, directory: Path) -> Path:
+        """Write the candidate or the task to an empty directory, and return its path.
+
+        Raises:
+            ConfigError: If the result does not have it.
+        """
+        files = self.files.get(part)
+        if not files:
+            raise ConfigError(f"has no {part}", where=self.candidate, hint="write results with `judge --sign KEY`")
+        for name, text in files.items():
+            file = directory / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(text.encode())
+        names = {name.partition("/")[0] for name in files}
+        return min((directory / name for name in names), key=lambda path: path.suffix == ".toml")
+
+
+def signed_result(verdict: Verdict, candidate: Path, task: Path, key: PrivateKey) -> str:
+    """Return a verdict with the candidate and the task as a signed JSON object on one line."""
+    settings = task.with_suffix(".toml")
+    files = {"candidate": texts_of(candidate), "task": texts_of(task)}
+    if task.is_file() and settings.is_file():
+        files["task"] |= texts_of(settings)
+    content = {"verdict": verdict.as_dict(), **files}
+    return json.dumps({**content, "signature": json.loads(key_bundle(_canonical(content), key))})
+
+
+def texts_of(path: Path, errors: str = "strict") -> dict[str, str]:
+    """Return the texts of a file, or of a directory's files without links, by their paths from the parent on."""
+    path = path.absolute()
+    try:
+        files = files_of(path) if path.is_dir() else [path]
+        return {file.relative_to(path.parent).as_posix(): read_file(file).decode(errors=errors) for file in files}
+    except UnicodeDecodeError as error:
+        raise ConfigError("has a file that is not text", where=str(path), hint="sign results of text files") from error
+
+
+def _canonical(content: Any) -> bytes:
+    return json.dumps(content, sort_keys=True).encode()
+
+
+def read_results(directory: Path, signers: Signers) -> list[Result]:
+    """Return the results of the files NAME.json in a directory, without following links.
+
+    Raises:
+        ConfigError: If a file is not a result.
+    """
+    return [read_result(path, signers) for path in sorted(directory.glob("*.json"))]
+
+
+def read_result(path: Path, signers: Signers) -> Result:
+    """Read the file of a result."""
+    content = read_file(path)
+    try:
+        entry = json.loads(content)
+        whole = entry if isinstance(entry.get("verdict"), Mapping) else {"verdict": entry}
+        parts = {part: dict(whole.get(part, {})) for part in ("candidate", "task")}
+        for files in parts.values():
+            checked_tree(files)
+            assert all(isinstance(text, str) for text in files.values())
+        verdict = Verdict.from_json(json.dumps(whole["verdict"]))
+        _check_types(verdict)
+    except (UnsafePath, ConfigError, ValueError, TypeError, AttributeError, AssertionError, RecursionError) as error:
+        raise ConfigError(
+            f"is not a result: {str(error)[:200]}", where=str(path), hint="write it with `judge --json` or `--sign`"
+        ) from error
+    name = min((name.partition("/")[0] for name in parts["candidate"]), default=path.stem)
+    result = Result(verdict, name, parts, "", _signature(whole, signers), content)
+    return result if _has_judged_code(result) else Result(verdict, name, parts, "", INVALID, content)
+
+
+def _check_types(verdict: Verdict) -> None:
+    texts = (verdict.task, verdict.task_digest, verdict.candidate_digest, verdict.device, verdict.sandbox)
+    if not all(isinstance(text, str) for text in (*texts, verdict.reason, *verdict.suspicious)):
+        raise ValueError("expected texts")
+    figures = [figure for speed in verdict.speed.values() for figure in speed]
+    figures += [figure for figure in (verdict.share_of_limit, verdict.sol_score, verdict.seconds) if figure is not None]
+    if not all(type(figure) in (int, float) and math.isfinite(figure) for figure in figures):
+        raise ValueError("expected finite figures")
+
+
+def read_file(path: Path, tail: int | None = None) -> bytes:
+    """Return the content of a regular file of at most 4 MiB, or the end of any, which must not be a link.
+
+    Raises:
+        ConfigError: If it is another kind of file, or larger.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", where=str(path), hint="use a regular file") from error
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or (tail is None and status.st_size > _MOST_BYTES):
+            raise ConfigError("is not a regular file of at most 4 MiB", where=str(path), hint="remove it")
+        file.seek(max(status.st_size - (tail or _MOST_BYTES), 0))
+        return file.read(tail or _MOST_BYTES)
+
+
+def _signature(entry: Mapping[str, Any], signers: Signers) -> str:
+    bundle = entry.get("signature")
+    if bundle is None:
+        return UNSIGNED
+    content = _canonical({key: value for key, value in entry.items() if key != "signature"})
+    if not isinstance(bundle, Mapping):
+        return INVALID
+    if is_signed_by(bundle, content, signers.keys):
+        return VALID
+    digest = base64.b64encode(hashlib.sha256(content).digest()).decode()
+    message = bundle.get("messageSignature")
+    stated = message.get("messageDigest") if isinstance(message, Mapping) else None
+    is_of_content = isinstance(stated, Mapping) and stated.get("digest") == digest
+    return UNKNOWN_KEY if is_of_content and not signers.keys else INVALID
+
+
+def _has_judged_code(result: Result) -> bool:
+    if not result.code:
+        return True
+    with tempfile.TemporaryDirectory() as scratch:
+        return candidate_digest(result.unpacked("candidate", Path(scratch))) == result.verdict.candidate_digest
+
+
+def ranked(results: Sequence[Result], *, only_valid: bool) -> dict[tuple[str, str, str], list[Result]]:
+    """Return the right results by task, its digest and device, the fastest first, each candidate once."""
+    groups: dict[tuple[str, str, str], list[Result]] = {}
+    accepted = {VALID} if only_valid else {VALID, UNSIGNED, UNKNOWN_KEY}
+    order = sorted(results, key=lambda result: (-ratio(result.verdict), result.content))
+    for result in order:
+        verdict = result.verdict
+        if verdict.is_right and result.signature in accepted:
+            group = groups.setdefault((verdict.task, verdict.task_digest, verdict.device), [])
+            if all(other.verdict.candidate_digest != verdict.candidate_digest for other in group):
+                group.append(result)
+    return dict(sorted(groups.items()))
+
+
+def ratio(verdict: Verdict) -> float:
+    """Return the speed relative to eager; 0 if it was not measured."""
+    speed = verdict.speed.get("eager")
+    return speed.ratio if speed else 0.0

@@ -1,0 +1,202 @@
+"""The leaderboard: signatures, ranks, the page's bytes, hostile texts, and second judgements."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from searches import QUICK_JUDGE, write_task
+
+from kernel_builder.cli import main
+from kernel_format.errors import ConfigError
+from kernel_format.signatures import Signers
+from kernel_judge.judge.candidate_files import candidate_digest
+from kernel_judge.judge.verdict import Speedup, Verdict
+from kernel_judge.leaderboard.result import read_results, signed_result
+from kernel_judge.leaderboard.second_judgement import judge_again
+
+KEY = Ed25519PrivateKey.generate()
+SIGNERS = Signers(keys=(KEY.public_key(),))
+HOSTILE = "</pre></code><script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
+CASE = {
+    "shapes": [[8192, 2048]],
+    "bytes": 134_225_920,
+    "operations": 0,
+    "milliseconds": {"candidate": 0.05, "eager": 0.13, "compile": 0.06},
+    "limit": {"milliseconds": 0.045, "gigabytes-per-second": 2983.0},
+}
+PRODUCT = CASE | {
+    "milliseconds": {"candidate": 0.21, "eager": 0.4, "compile": 0.31},
+    "operations": 2 * 4096**3,
+    "bytes": 6 * 4096**2,
+    "limit": {"milliseconds": 0.196, "gigabytes-per-second": 2983.0, "gigaflops": 7e5},
+}
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write the signed result of a right candidate to DIR/results."""
+    directory = tmp_path / "results"
+    directory.mkdir()
+
+    def written(name: str, ratio: float, code: str = "", **changes: Any) -> Path:
+        (tmp_path / name).mkdir()
+        candidate = tmp_path / name / f"{name}.py"
+        candidate.write_text(f"# right {ratio}\n{code}\n")
+        verdict = Verdict(
+            "right",
+            "",
+            None,
+            None,
+            "hard_swish_steps",
+            "0" * 64,
+            candidate_digest(candidate),
+            "process",
+            "none",
+            1.0,
+            {"eager": Speedup(ratio, ratio * 0.98, ratio * 1.02)},
+            share_of_limit=0.9,
+            sol_score=0.95,
+            cases=[CASE, PRODUCT],
+        )
+        result = directory / f"{name}.json"
+        result.write_text(signed_result(replace(verdict, **changes), candidate, write_task(tmp_path), KEY))
+        return result
+
+    return written
+
+
+def report(*arguments: str | Path) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["report", *map(str, arguments)])
+    return done.exit_code, done.output
+
+
+def changed(path: Path, **values: Any) -> None:
+    entry = json.loads(path.read_text())
+    entry["verdict"] |= values
+    path.write_text(json.dumps(entry))
+
+
+def test_a_changed_result_is_invalid_and_not_ranked(write: Write, tmp_path: Path) -> None:
+    """Also without the judge's key: a signature names the digest of its content."""
+    write("honest", 2.0)
+    changed(write("forged", 1.5), speed={"eager": {"ratio": 9.0, "low": 9.0, "high": 9.0}})
+    stripped = write("stripped", 3.0)
+    stripped.write_text(
+        json.dumps({key: v for key, v in json.loads(stripped.read_text()).items() if key != "signature"})
+    )
+    other_code = write("other-code", 4.0)
+    other_code.write_text(other_code.read_text().replace("# right 4.0", "# right 5.0"))
+    public = tmp_path / "judge.pub"
+    ssh = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    public.write_bytes(KEY.public_key().public_bytes(*ssh))
+    known = {result.candidate: result.signature for result in read_results(tmp_path / "results", SIGNERS)}
+    assert known == {
+        "honest.py": "valid",
+        "forged.py": "invalid",
+        "stripped.py": "unsigned",
+        "other-code.py": "invalid",
+    }
+    unknown = {result.candidate: result.signature for result in read_results(tmp_path / "results", Signers())}
+    assert unknown == known | {"honest.py": "by an unknown key"}
+    ranks = []
+    for signer in ((), ("--signer", public)):
+        status, output = report("--leaderboard", tmp_path / "results", *signer, "--out", tmp_path / "site")
+        assert status == 0, output
+        page = (tmp_path / "site" / "index.html").read_text()
+        ranks.append([name for name in known if f"rank 1: {name}" in page or f"rank 2: {name}" in page])
+        assert "wrong" not in page and 'class="bad">invalid' in page
+    assert ranks == [["honest.py", "stripped.py"], ["honest.py"]]
+
+
+def test_the_page_can_be_built_again_from_its_results(write: Write, tmp_path: Path) -> None:
+    for name, ratio in (("slow", 1.1), ("fast", 2.5), ("middle", 2.0)):
+        write(name, ratio)
+    write("wrong", 1.0, verdict="wrong", reason="it is", speed={})
+    assert report("--leaderboard", tmp_path / "results", "--out", tmp_path / "one")[0] == 0
+    assert report("--leaderboard", tmp_path / "one" / "results", "--out", tmp_path / "two")[0] == 0
+    files = [sorted(path for path in (tmp_path / site).rglob("*.*")) for site in ("one", "two")]
+    assert len(files[0]) == 5
+    assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
+    page = files[0][0].read_text()
+    places = [page.index(f"rank {rank}: {name}.py") for rank, name in ((1, "fast"), (2, "middle"), (3, "slow"))]
+    assert places == sorted(places) and "wrong: wrong.py" in page and "<svg" in page
+
+
+@pytest.mark.attack
+def test_texts_of_candidates_are_no_markup(write: Write, tmp_path: Path) -> None:
+    facts = {
+        "task": HOSTILE,
+        "device": HOSTILE,
+        "reason": HOSTILE,
+        "suspicious": [HOSTILE],
+        "missing_peers": {HOSTILE: "x"},
+    }
+    case = CASE | {"shapes": HOSTILE, "milliseconds": {HOSTILE: 1.0, "eager": 1.0, "candidate": float("inf")}}
+    write("hostile", 2.0, HOSTILE + "\ud800".encode("utf-8", "replace").decode(), **facts, cases=[case, CASE])
+    assert report("--leaderboard", tmp_path / "results", "--out", tmp_path / "site")[0] == 0
+    page = (tmp_path / "site" / "index.html").read_text()
+    assert "&lt;script&gt;" in page and "<script" not in page and "<img" not in page
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "content", ["{}", "[]", '{"verdict": {"task": []}}', "[" * 100_000, '{"candidate": {"../x": ""}, "verdict": {}}']
+)
+def test_what_is_no_result_is_refused_by_name(content: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text(content)
+    status, output = report("--leaderboard", tmp_path, "--out", tmp_path / "site")
+    assert status == 2 and "bad.json: is not a result" in output
+
+
+@pytest.mark.attack
+def test_no_link_is_followed(write: Write, tmp_path: Path) -> None:
+    result = write("result", 2.0)
+    secret = result.rename(tmp_path / "secret")
+    result.symlink_to(secret)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_results(tmp_path / "results", SIGNERS)
+
+
+def test_a_second_judgement_agrees_if_the_intervals_overlap(write: Write, judge_calls: Path, tmp_path: Path) -> None:
+    """The quick judge states the speed in the candidate's first line."""
+    write("right", 2.0)
+    write("exaggerated", 2.0, "# lucky", speed={"eager": Speedup(3.0, 2.9, 3.1)})
+    write("slower", 1.2)
+    results = read_results(tmp_path / "results", SIGNERS)
+    comparisons = list(judge_again(results, 2, command=QUICK_JUDGE))
+    assert [comparison.agrees for comparison in comparisons] == [False, True]
+    assert comparisons[1].text.startswith("agrees: right.py, hard_swish_steps: 2.00 (1.96 to 2.04) times eager")
+    assert "does not agree: exaggerated.py" in comparisons[0].text and "before 3.00" in comparisons[0].text
+    with pytest.raises(ConfigError, match="has no task"):
+        list(judge_again([replace(results[0], files={"candidate": results[0].code})], 1))
+
+
+@pytest.mark.attack
+def test_a_browser_shows_no_markup_of_candidates(write: Write, tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    write("hostile", 2.0, HOSTILE, task=HOSTILE)
+    write("long-name-of-a-candidate-that-is-wider-than-a-telephone", 2.2, "x = 1" * 100)
+    report("--leaderboard", tmp_path / "results", "--out", tmp_path / "site")
+    installed = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    with playwright.sync_playwright() as started:
+        try:
+            browser = started.chromium.launch(executable_path=installed, args=["--no-sandbox"])
+        except playwright.Error as error:
+            pytest.skip(f"no browser: apt install chromium, or playwright install chromium ({str(error)[:100]})")
+        page = browser.new_page(viewport={"width": 375, "height": 800})
+        page.goto((tmp_path / "site" / "index.html").as_uri())
+        assert page.title() == "Leaderboard"
+        assert page.evaluate("document.documentElement.scrollWidth") <= 375
+        browser.close()
