@@ -10,6 +10,7 @@ from kernel_builder import elf
 from kernel_format.errors import ConfigError, ToolchainError, VariantError
 from tests.integration.build_command.conftest import FOR_CPU, Copy, Run, replace
 from tests.support.places import CPU, CUDA
+from tests.support.python_project import write_project
 
 # The files of CUTLASS that the code below uses.
 HEADERS = {
@@ -115,26 +116,13 @@ def doubled(x):
 """
 
 
-def write_top(directory: Path, *depends: str) -> Path:
-    """Write a project of Python alone that depends on version 1 of other kernels."""
-    package = directory / "torch-ext" / directory.name
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(TOP)
-    listed = ", ".join(f'{{ repo-id = "{depend}", version = 1 }}' for depend in depends)
-    (directory / "build.toml").write_text(
-        f'[general]\nname = "{directory.name}"\nversion = 1\nedition = 5\nlicense = "mit"\nbackends = ["cpu"]\n'
-        f'kernel-depends = [{listed}]\nhub.repo-id = "org/{directory.name}"\n[torch-noarch]\n'
-    )
-    return directory
-
-
 def test_a_kernel_that_depends_on_compiled_ones(copy_project: Copy, shared_cache: Path, tmp_path: Path) -> None:
     """The ops of a dependency are not the project's. It may be a project of the command, or in LOCAL_KERNELS."""
     versions, kernel_builder = [], Run(shared_cache)
     for version in (1, 2):
         versions.append(copy_project("stable-scale", f"scale-v{version}"))
         replace(versions[-1] / "build.toml", "version = 1", f"version = {version}")
-    top = write_top(tmp_path / "top", BASE)
+    top = write_project(tmp_path / "top", TOP, "stable-scale")
 
     (package,) = kernel_builder.build(top, HF_HUB_CACHE=str(tmp_path / "empty"))["packages"]
     reason = package["skipped-checks"]["load"]
@@ -156,6 +144,6 @@ def test_a_kernel_that_depends_on_compiled_ones(copy_project: Copy, shared_cache
 
 
 def test_kernels_that_depend_on_each_other(kernel_builder: Run, tmp_path: Path) -> None:
-    one, two = write_top(tmp_path / "one", "org/two"), write_top(tmp_path / "two", "org/one")
+    one, two = (write_project(tmp_path / name, "", other) for name, other in (("one", "two"), ("two", "one")))
     expected = {"where": "kernel-depends", "message": "the kernels depend on each other: ", "hint": "remove one"}
     kernel_builder.refuse(one, two, "--no-load", error=ConfigError, **expected)

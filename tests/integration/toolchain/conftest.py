@@ -35,10 +35,6 @@ main()
 LIBRARIES = tuple(
     in_table(
         tomli.loads("""
-[component.cutlass_2_10]
-title = "CUTLASS 2.10.0 headers"
-files = []
-
 [component.cutlass_3_8]
 title = "CUTLASS 3.8.0 headers"
 version = "3.8.0"

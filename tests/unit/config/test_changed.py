@@ -9,17 +9,7 @@ import pytest
 from kernel_builder.config.changed import touched
 from kernel_format.errors import ConfigError
 from tests.support.git import git
-
-NOARCH = """
-[general]
-name = "{name}"
-version = 1
-edition = 5
-license = "apache-2.0"
-backends = ["cpu"]
-
-[torch-noarch]
-"""
+from tests.support.python_project import write_project
 
 
 def commit(repository: Path, name: str, text: str | None) -> str:
@@ -40,10 +30,7 @@ def repository(tmp_path: Path) -> Path:
     """Two Python-only projects. `one` links to the directory `kit`, whose `more` links to the file `other/deep.py`."""
     root = tmp_path / "repository"
     for name in ("one", "two"):
-        package = root / name / "torch-ext" / name
-        package.mkdir(parents=True)
-        (package / "__init__.py").write_text("")
-        (root / name / "build.toml").write_text(NOARCH.format(name=name))
+        write_project(root / name)
     (root / "kit").mkdir()
     (root / "other").mkdir()
     (root / "other/deep.py").write_text("")

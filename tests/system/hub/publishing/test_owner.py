@@ -13,24 +13,12 @@ from kernel_builder.pipeline import BuildRequest, build
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ConfigError, PackageError
 from tests.support.builder_process import run_builder
+from tests.support.python_project import write_project
 from tests.support.running_hub import RunningHub
 from tests.support.torch_process import run_with_torch
 
 from .conftest import put
 
-_BUILD_TOML = """\
-[general]
-name = "{name}"
-version = 1
-edition = 5
-license = "apache-2.0"
-backends = ["cpu"]
-{depends}
-[general.hub]
-repo-id = "kernels-community/{name}"
-
-[torch-noarch]
-"""
 _TOP = """\
 import json
 from pathlib import Path
@@ -51,20 +39,11 @@ _CARD = """\
 """
 
 
-def write_project(directory: Path, python: str, depends: str = "") -> Path:
-    package = directory / "torch-ext" / directory.name
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(python)
-    (directory / "build.toml").write_text(_BUILD_TOML.format(name=directory.name, depends=depends))
-    return directory
-
-
 @pytest.fixture
 def top(tmp_path: Path) -> Path:
     """A project that loads the project beside it, `base`, from the same owner."""
-    write_project(tmp_path / "base", "def twice(x):\n    return 2 * x\n")
-    depends = 'kernel-depends = [{ repo-id = "kernels-community/base", version = 1 }]\n'
-    project = write_project(tmp_path / "top", _TOP, depends)
+    write_project(tmp_path / "base", "def twice(x):\n    return 2 * x\n", owner="kernels-community")
+    project = write_project(tmp_path / "top", _TOP, "base", owner="kernels-community")
     (project / "CARD.md").write_text(_CARD)
     return project
 

@@ -1,0 +1,30 @@
+"""Projects of Python alone, for tests that need no compiler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_BUILD_TOML = """\
+[general]
+name = "{name}"
+version = 1
+edition = 6
+license = "apache-2.0"
+backends = ["cpu"]
+{depends}
+[general.hub]
+repo-id = "{owner}/{name}"
+
+[torch-noarch]
+"""
+
+
+def write_project(directory: Path, python: str = "", *depends: str, owner: str = "org") -> Path:
+    """Write a project with its directory's name, which depends on version 1 of other kernels of its owner."""
+    package = directory / "torch-ext" / directory.name
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(python)
+    listed = ", ".join(f'{{ repo-id = "{owner}/{name}", version = 1 }}' for name in depends)
+    values = {"name": directory.name, "owner": owner, "depends": f"kernel-depends = [{listed}]\n" if depends else ""}
+    (directory / "build.toml").write_text(_BUILD_TOML.format(**values))
+    return directory
