@@ -87,7 +87,8 @@ def reference_model(file: str) -> type[torch.nn.Module]:
 
 def run_reference(definition: Mapping[str, Any], path: str) -> types.ModuleType:
     """Run the reference of a definition, with its source where `inspect` finds it: Triton reads it there."""
-    module = types.ModuleType("reference")
+    module = types.ModuleType("definition_reference")
+    sys.modules[module.__name__] = module  # where torch.compile looks for it
     module.__file__ = f"{path}: reference"
     text = definition["reference"]
     linecache.cache[module.__file__] = (len(text), None, text.splitlines(keepends=True), module.__file__)
