@@ -119,6 +119,16 @@ def test_a_candidate_is_not_judged_without_the_package_that_it_needs(tmp_path: P
     assert verdict.verdict == "not judged" and verdict.reason.startswith("it needs a program or package that is not")
 
 
+@pytest.mark.parametrize(
+    "call", ["import kernel_builder\nx = kernel_builder.load('', 'f')", "from kernel_builder import load"]
+)
+def test_a_candidate_that_needs_the_builders_compilers_is_refused_in_words(call: str, tmp_path: Path) -> None:
+    candidate = tmp_path / "candidate.py"
+    candidate.write_text(f"# kernel_builder.load\n{call}\n")
+    verdict = judge(JudgeRequest(candidate, SCALED, device="cpu", inputs=2, rounds=0))
+    assert verdict.rejected_as == "build-failed" and "use load_inline" in verdict.reason
+
+
 def test_the_first_line_names_the_peers_that_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judgement, "_CPU_SECONDS", 0.0)
     monkeypatch.setattr(judgement, "measure_speed", lambda worker, peers, *_: SpeedReport(missing=peers.missing))

@@ -35,7 +35,7 @@ def difference(
     that is equal is right.
     """
     for number, (result, plain) in enumerate(zip(results, eager, strict=True), 1):
-        which = "the result" if len(eager) == 1 else f"result {number}"
+        which = "the result" if len(eager) == 1 else f"result {number} of {len(eager)}"
         expected = exact[number - 1] if exact else plain
         if not plain.is_floating_point():
             wrong = (result != plain) & (plain == expected) & ~tied(result, plain, inputs)

@@ -55,6 +55,8 @@ _NEEDS_TOOL = re.compile(
     r"|No module named '(?:triton|cupy|cutlass|tilelang|numba|pycuda)['.]"
 )
 
+_LOADS = re.compile(r"^(?!\s*#).*\bkernel_builder(\.load\b|\s+import\s.*\bload\b)", re.MULTILINE)
+
 
 class _CannotJudgeError(Exception):
     """This machine cannot build or run the candidate, which may be right."""
@@ -207,6 +209,12 @@ class _Judgement:
             return measure_speed(worker, peers, timed, checks, request.rounds, request.call_seconds, end, self._choice)
 
     def _built(self, directory: Path) -> Path:
+        if not self._candidate.is_project and _LOADS.search(self._candidate.file.read_text(errors="replace")):
+            raise RejectedError(
+                "build-failed",
+                "kernel_builder.load needs the builder's compilers, which the sandbox lacks; use load_inline of "
+                "torch.utils.cpp_extension, or write a kernel project with a build.toml",
+            )
         try:
             return self._candidate.prepared(directory, self._device, is_built=self._request.is_built)
         except KernelBuilderError as error:

@@ -111,7 +111,7 @@ def outside_difference(
     that is below 1: inputs times 0.001 would else be compared with a tolerance as large as the results.
     """
     for number, (result, plain, exact, allowance) in enumerate(zip(results, eager, expected, allowed, strict=True), 1):
-        which = "the result" if len(eager) == 1 else f"result {number}"
+        which = "the result" if len(eager) == 1 else f"result {number} of {len(eager)}"
         a, b = result.double(), exact.double()
         if not plain.is_floating_point():
             wrong = (result != plain) & (plain == exact) & math.isfinite(allowance) & ~tied(result, plain, inputs)

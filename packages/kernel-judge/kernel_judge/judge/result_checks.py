@@ -137,7 +137,7 @@ class ResultChecks:
                 continue
             for place, (ours, expected) in enumerate(zip(variety.ours, variety.expected, strict=True), 1):
                 if expected and not ours:
-                    which = "its result" if len(variety.ours) == 1 else f"its result {place}"
+                    which = "its result" if len(variety.ours) == 1 else f"its result {place} of {len(variety.ours)}"
                     text = f"{which} is the same for all inputs, though the reference's is not; compute it from them"
                     raise RejectedError("constant-result", text, cases.get(number))
             constant |= not any(variety.expected)
