@@ -36,6 +36,32 @@ if os.fork() == 0:
 """
 
 
+# Sends a byte of an answer now and then, without end.
+DRIPS = """
+import os, stat, time
+
+while True:
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        try:
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                os.write(fd, b" ")
+        except OSError:
+            pass
+    time.sleep(0.1)
+"""
+
+
+def test_an_answer_that_never_ends_has_a_deadline(tmp_path: Path) -> None:
+    candidate = tmp_path / "candidate.py"
+    candidate.write_text(DRIPS)
+    with WorkerProcess(PROCESS, "cpu", readable=[tmp_path]) as worker:
+        worker.ready(120)
+        started = time.monotonic()
+        with pytest.raises(WorkerFailure) as failed:
+            worker.ask("load", str(candidate), "ModelNew", seconds=3)
+        assert failed.value.kind == "timeout" and time.monotonic() - started < 10
+
+
 @pytest.mark.parametrize("kind", [LANDLOCK, PROCESS, BUBBLEWRAP])
 def test_a_process_that_has_left_the_workers_group_is_suspended_too(kind: str, tmp_path: Path) -> None:
     if kind == BUBBLEWRAP and sandbox.strongest() != kind:
