@@ -119,6 +119,8 @@ def test_a_gpu_mode_task_has_its_own_rule_workloads_and_modules(gpu_mode: Path, 
     right = verdict(submission, gpu_mode, rounds=1, seed=1)
     assert right.is_right, right.reason
     assert [case["sizes"]["rows"] for case in right.cases] == [40]
+    submission.write_text("def custom_kernel(data):\n    return data[0].div_(4), 3 * data[0]\n")
+    assert verdict(submission, gpu_mode).is_right, "the format lets a submission write to its inputs"
     submission.write_text("def custom_kernel(data):\n    return data[0] / 2, data[0] / 3\n")
     wrong = verdict(submission, gpu_mode)
     assert wrong.rejected_as == "wrong-result" and "the sum is wrong" in wrong.reason
@@ -196,6 +198,8 @@ def test_a_flashinfer_bench_solution_is_judged(tmp_path: Path) -> None:
     right = solution(tmp_path, {"language": "python"}, "main.py", DESTINATIONS.format(factor="factor"))
     judged = verdict(right, task, rounds=1, peers=("eager", "compile"))
     assert judged.is_right and "Error" not in str(judged.missing_peers)
+    older = "def run(x, factor):\n    return x[:, :4] * factor, x.sum(-1)\n"  # without destination_passing_style
+    assert verdict(solution(tmp_path / "older", {"language": "python"}, "main.py", older), task).is_right
     (tmp_path / "file.py").write_text("def run(x, factor):\n    return x[:, :4] * factor, 1.02 * x.sum(-1)\n")
     wrong = verdict(tmp_path / "file.py", task)
     assert wrong.rejected_as == "wrong-result" and "output 'sum'" in wrong.reason

@@ -131,8 +131,9 @@ def solution_model(file: str) -> type[torch.nn.Module]:
     function = _entry_point(directory, spec)
     inputs, outputs = definition["inputs"], definition["outputs"]
     has_destinations = spec.get("destination_passing_style")
-    if has_destinations is None:  # a file without solution.json
-        has_destinations = len(inspect.signature(function).parameters) > len(inputs)
+    if has_destinations is None:  # older solutions and files without solution.json; a binary has no signature
+        is_python = inspect.isfunction(function)
+        has_destinations = not is_python or len(inspect.signature(function).parameters) > len(inputs)
 
     class ModelNew(torch.nn.Module):
         def forward(self, *arguments: Any) -> list[torch.Tensor]:

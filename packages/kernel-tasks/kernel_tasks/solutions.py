@@ -51,7 +51,7 @@ def _of_json(file: Path, definition: Mapping[str, Any]) -> tuple[dict[str, Any],
             )
         beside = file.parent / name
         sources[str(name)] = entry["content"].encode() if entry.get("content") else _content(beside)
-    spec = {"destination_passing_style": True, **solution["spec"]}
+    spec = solution["spec"]
     if str(spec.get("entry_point")).partition("::")[0] not in sources:
         raise ConfigError(
             f"is {spec.get('entry_point')!r}; expected FILE::FUNCTION with a file of the sources",

@@ -44,13 +44,15 @@ class Problem:
     """A task at one choice of sizes.
 
     `fault(arguments, results, expected)` is the format's own rule: it returns why the tensors of a result are wrong, or
-    None. `arguments` are a call's, `expected` the tensors of the reference's result.
+    None. `arguments` are a call's, `expected` the tensors of the reference's result. With `may_change_inputs` a
+    candidate may write to its arguments, whether the reference does or not.
     """
 
     Model: Any  # the class of a torch.nn.Module: the reference
     get_inputs: Callable[[], Any]  # the arguments of a call, from Torch's global generators
     get_init_inputs: Callable[[], Any] = list
     fault: Callable[[Any, Sequence[Any], Sequence[Any]], str | None] | None = None
+    may_change_inputs: bool = False
 
 
 @dataclass

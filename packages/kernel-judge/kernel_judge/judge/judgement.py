@@ -209,7 +209,8 @@ class _Judgement:
             return measure_speed(worker, peers, timed, checks, request.rounds, request.call_seconds, end, self._choice)
 
     def _built(self, directory: Path) -> Path:
-        if not self._candidate.is_project and _LOADS.search(self._candidate.file.read_text(errors="replace")):
+        file = self._candidate.file
+        if not self._candidate.is_project and file.is_file() and _LOADS.search(file.read_text(errors="replace")):
             raise RejectedError(
                 "build-failed",
                 "kernel_builder.load needs the builder's compilers, which the sandbox lacks; use load_inline of "

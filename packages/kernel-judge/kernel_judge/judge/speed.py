@@ -230,7 +230,7 @@ class _TimedRuns:
             copies = {call: [worker.outputs.tensor(slot).clone() for slot in slots[call]] for call in order}
             self._results = [copies[call] for call in range(len(slots))]
             changed = not torch.equal(before, worker.inputs.raw(worker.inputs.end))
-            if changed and not self._reference.changes_inputs(calls[0]):
+            if changed and not self._reference.may_change(calls[0]):
                 raise RejectedError(
                     "input-changed", "it changes its inputs when it is timed", describe(self._reference, calls[0])
                 )
