@@ -10,6 +10,32 @@ import pytest
 
 from tests.support.places import PROJECTS
 
+_PROBLEM = """
+import torch
+
+batch = 4096
+width = 1024 * 16
+shape = (64, width)
+kernel = 3
+
+
+class Model(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = torch.nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+def get_inputs():
+    return [torch.rand(batch, width)]
+
+
+def get_init_inputs():
+    return [width]
+"""
+
 
 @pytest.fixture
 def copy_project(tmp_path: Path) -> Callable[..., Path]:
@@ -47,3 +73,12 @@ def judge_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     cache.mkdir()
     monkeypatch.setenv("KERNEL_BUILDER_CACHE", str(cache))
     return cache
+
+
+@pytest.fixture
+def problem(tmp_path: Path) -> Path:
+    """Return a task in the form of KernelBench."""
+    file = tmp_path / "level1" / "7_Linear.py"
+    file.parent.mkdir()
+    file.write_text(_PROBLEM)
+    return file

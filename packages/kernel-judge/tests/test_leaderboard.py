@@ -184,6 +184,14 @@ def test_a_second_judgement_agrees_if_the_intervals_overlap(write: Write, judge_
 
 
 @pytest.mark.attack
+def test_the_task_of_an_unsigned_result_is_not_run(write: Write, tmp_path: Path) -> None:
+    write("right", 2.0)
+    assert list(judge_again(read_results(tmp_path / "results", Signers()), 1, QUICK_JUDGE)) == []
+    status, output = report("--leaderboard", tmp_path / "results", "--judge-again", "1")
+    assert status == 2 and "expected --signer beside --judge-again" in output
+
+
+@pytest.mark.attack
 def test_a_browser_shows_no_markup_of_candidates(write: Write, tmp_path: Path) -> None:
     playwright = pytest.importorskip("playwright.sync_api")
     write("hostile", 2.0, HOSTILE, task=HOSTILE)

@@ -17,40 +17,6 @@ from kernel_tasks import read_task
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "tasks").glob("*.py"))
 
-PROBLEM = """
-import torch
-
-batch = 4096
-width = 1024 * 16
-shape = (64, width)
-kernel = 3
-
-
-class Model(torch.nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.linear = torch.nn.Linear(width, width)
-
-    def forward(self, x):
-        return self.linear(x)
-
-
-def get_inputs():
-    return [torch.rand(batch, width)]
-
-
-def get_init_inputs():
-    return [width]
-"""
-
-
-@pytest.fixture
-def problem(tmp_path: Path) -> Path:
-    file = tmp_path / "level1" / "7_Linear.py"
-    file.parent.mkdir()
-    file.write_text(PROBLEM)
-    return file
-
 
 def test_sizes_are_halved_until_a_call_fits(problem: Path) -> None:
     task = read_task(problem)

@@ -44,7 +44,12 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
     metavar="FILE",
     help="A judge's public key: only results that it has signed are ranked; may be repeated.",
 )
-@click.option("--judge-again", type=click.IntRange(min=1), metavar="N", help="Judge the best N of each task here.")
+@click.option(
+    "--judge-again",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Judge the best N of each task here, of the results that --signer has signed.",
+)
 @json_option
 def report(
     runs: tuple[Path, ...],
@@ -76,11 +81,17 @@ def report(
             where="report",
             hint="kernel-builder report RUN, or kernel-builder report --leaderboard DIR --out SITE",
         )
+    if judge_again and not signers:
+        raise ConfigError(
+            "expected --signer beside --judge-again: the code of a task runs outside of the sandbox",
+            where="report",
+            hint="name the public key of the judge that has signed the results",
+        )
     if leaderboard:
         results = read_results(leaderboard, read_signers(signers))
         if out:
             write_site(results, out, "Leaderboard", only_valid=bool(signers))
-        comparisons = list(judge_again_best(results, judge_again, only_valid=bool(signers))) if judge_again else []
+        comparisons = list(judge_again_best(results, judge_again)) if judge_again else []
         for comparison in comparisons:
             click.echo(comparison.text)
         sys.exit(0 if all(comparison.agrees for comparison in comparisons) else 1)

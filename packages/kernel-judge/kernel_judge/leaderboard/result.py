@@ -12,7 +12,6 @@ import json
 import math
 import os
 import stat
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,8 +166,8 @@ def _signature(entry: Mapping[str, Any], signers: Signers) -> str:
 def _has_judged_code(result: Result) -> bool:
     if not result.code:
         return True
-    with tempfile.TemporaryDirectory() as scratch:
-        return candidate_digest(result.unpacked("candidate", Path(scratch))) == result.verdict.candidate_digest
+    with temporary_directory() as directory:
+        return candidate_digest(result.unpacked("candidate", directory)) == result.verdict.candidate_digest
 
 
 def ranked(results: Sequence[Result], *, only_valid: bool) -> dict[tuple[str, str, str], list[Result]]:

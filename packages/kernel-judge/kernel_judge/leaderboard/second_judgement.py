@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
+from kernel_format.files import temporary_directory
 from kernel_judge.judge.verdict import cause
 from kernel_judge.leaderboard.result import Result, ranked
 from kernel_judge.search.local_judge import JUDGE_COMMAND, LocalJudge
@@ -21,26 +20,26 @@ class Comparison(NamedTuple):
     text: str
 
 
-def judge_again(
-    results: Sequence[Result], count: int, *, only_valid: bool = False, command: Sequence[str] = JUDGE_COMMAND
-) -> Iterator[Comparison]:
-    """Judge the `count` fastest results of each task and device again.
+def judge_again(results: Sequence[Result], count: int, command: Sequence[str] = JUDGE_COMMAND) -> Iterator[Comparison]:
+    """Judge the `count` fastest results of each task and device again, of those with a valid signature.
+
+    Others could run any code here: a task's code runs outside of the sandbox.
 
     A second verdict agrees if it is the same word and the intervals of the speeds relative to eager overlap.
 
     Raises:
         ConfigError: If a result does not have its code or its task.
     """
-    for group in ranked(results, only_valid=only_valid).values():
+    for group in ranked(results, only_valid=True).values():
         for result in group[:count]:
             yield _judge_again(result, command)
 
 
 def _judge_again(result: Result, command: Sequence[str]) -> Comparison:
-    with tempfile.TemporaryDirectory() as scratch:
+    with temporary_directory() as scratch:
         paths = {}
         for part in ("candidate", "task"):
-            (directory := Path(scratch, part)).mkdir()
+            (directory := scratch / part).mkdir()
             paths[part] = result.unpacked(part, directory)
         judged = LocalJudge(paths["task"], seconds=_SECONDS, command=command).judge(paths["candidate"])
     first, second = result.verdict, judged.verdict
