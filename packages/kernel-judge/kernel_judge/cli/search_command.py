@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from kernel_judge.cli.options import minutes_option, notify, require_torch
+from kernel_judge.judge.verdict import Speedup
 from kernel_judge.search.local_judge import JUDGE_COMMAND
 from kernel_judge.search.run_log import REFERENCE_PEER
 from kernel_judge.search.run_report import attempt_lines, make_report
@@ -118,7 +119,7 @@ def search(
     if best := result.best:
         click.echo(f"Best: attempt {best['attempt']}, try {best['try']}, by {best['agent']}")
         for peer, speed in best["verdict"]["speed"].items():
-            click.echo(f"  {speed['ratio']:.2f} times the speed of {peer} ({speed['low']:.2f} to {speed['high']:.2f})")
+            click.echo(f"  {Speedup(**speed)} times the speed of {peer}")
         click.echo(f"It is in {result.run / 'best'}. Next:\n  kernel-builder report {result.run}")
         click.echo(f"  kernel-builder build-and-upload {result.run / 'best'} --repo-id ORG/NAME")
     else:

@@ -17,8 +17,9 @@ def run_results(report: RunReport) -> list[Result]:
         for each in attempt.tries:
             if each.verdict:
                 name = f"attempt {attempt.number}, try {each.number}, {attempt.agent}"
-                code = texts_of(each.code, errors="replace") if each.code else {}
-                log = read_file(each.log, tail=_LOG_BYTES).decode(errors="replace") if each.log.exists() else ""
+                candidate, path = each.workspace.frozen_candidate(), each.workspace.log
+                code = texts_of(candidate, errors="replace") if candidate else {}
+                log = read_file(path, tail=_LOG_BYTES).decode(errors="replace") if path.exists() else ""
                 content = json.dumps({"verdict": each.verdict.as_dict(), "candidate": code}, sort_keys=True).encode()
                 results.append(Result(each.verdict, name, {"candidate": code}, log, UNSIGNED, content))
     return results

@@ -51,8 +51,7 @@ def _judge_again(result: Result, command: Sequence[str]) -> Comparison:
     if second is None:
         reason = cause(judged.error or "")
     elif before and now:
-        reason = f"{now.ratio:.2f} ({now.low:.2f} to {now.high:.2f}) times eager on {second.device}"
-        reason += f", before {before.ratio:.2f} ({before.low:.2f} to {before.high:.2f}) on {first.device}"
+        reason = f"{now} times eager on {second.device}, before {before} on {first.device}"
     else:
         reason = f"{second.verdict} on {second.device}, before {first.verdict} on {first.device}"
     return Comparison(agrees, f"{word}: {result.candidate}, {first.task}: {reason}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,8 +14,7 @@ from kernel_builder.api import Project, python_name, read_project
 from kernel_format import front_matter
 from kernel_format.files import replaced_directory
 from kernel_judge.judge.verdict import Verdict
-from kernel_judge.search.best_kernel import Contender
-from kernel_judge.search.workspace import Workspace
+from kernel_judge.search.tries import Try
 
 _BUILD_TOML = """[general]
 name = "{name}"
@@ -38,22 +38,16 @@ ModelNew = get_local_kernel(Path(__file__).parent).ModelNew
 """
 
 
-def write_best(run: Path, contender: Contender, verdict: Verdict, *, repo_id: str, backends: Sequence[str]) -> Path:
-    """Write the best candidate as a project that can be published, with its verdict in the card.
-
-    Returns:
-        `best/` in the directory of the search.
-    """
-    candidate = Workspace(run, contender.attempt, contender.number).frozen_candidate()
+def write_best(best: Try, verdict: Verdict, *, repo_id: str, backends: Sequence[str]) -> None:
+    """Write the best candidate as a project that can be published, `best/`, with its second verdict in the card."""
+    candidate = best.workspace.frozen_candidate()
     assert candidate
-    target = run / "best"
-    with replaced_directory(target) as staged:
+    with replaced_directory(best.run / "best") as staged:
         if candidate.is_file():
             _write_project(staged, candidate, repo_id, backends)
         else:
             shutil.copytree(candidate, staged, symlinks=True, dirs_exist_ok=True)
-        _write_card(staged, read_project(staged), contender, verdict)
-    return target
+        _write_card(staged, read_project(staged), best, verdict)
 
 
 def _write_project(directory: Path, source: Path, repo_id: str, backends: Sequence[str]) -> None:
@@ -69,18 +63,19 @@ def _write_project(directory: Path, source: Path, repo_id: str, backends: Sequen
     (directory / "candidate.py").write_text(_CANDIDATE, encoding="utf-8")
 
 
-def _write_card(directory: Path, project: Project, contender: Contender, verdict: Verdict) -> None:
+def _write_card(directory: Path, project: Project, best: Try, verdict: Verdict) -> None:
     """Write `CARD.md`: the author's front matter, and the verdict in place of the text of the template."""
     card = directory / "CARD.md"
     values: dict[str, Any] = {"license": project.license}
     with suppress(OSError, ValueError):  # without a card, or with one that is not YAML: an agent wrote it
         front, _ = front_matter.split(card.read_text(encoding="utf-8"))
         values |= front_matter.parse(front or "{}")
-    card.write_text(front_matter.join(values, card_text(project.name, contender, verdict)) + "\n", encoding="utf-8")
+    card.write_text(front_matter.join(values, _card_text(project.name, best, verdict)) + "\n", encoding="utf-8")
 
 
-def card_text(name: str, contender: Contender, verdict: Verdict) -> str:
+def _card_text(name: str, best: Try, verdict: Verdict) -> str:
     """Return the text of the card: the kernel's task, its agent, and the second verdict on it."""
+    program = Path(shlex.split(best.agent)[0]).name  # its arguments may contain a key
     rows = ["| beside | speed | 95 % interval |", "| --- | --- | --- |"]
     for peer, speed in verdict.speed.items():
         rows.append(f"| {peer} | {speed.ratio:.2f} | {speed.low:.2f} to {speed.high:.2f} |")
@@ -91,7 +86,7 @@ def card_text(name: str, contender: Contender, verdict: Verdict) -> str:
         "",
         "## Verdict",
         "",
-        f"Written by an agent (`{contender.program}`) and judged by `kernel-builder judge` on {verdict.device}: right, "
+        f"Written by an agent (`{program}`) and judged by `kernel-builder judge` on {verdict.device}: right, "
         "twice, with inputs from different seeds. The speeds are from the second time; 1 is the speed of the peer, and "
         "each is a geometric mean over the shapes of the task.",
         "",

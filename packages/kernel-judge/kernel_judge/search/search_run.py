@@ -16,7 +16,7 @@ from kernel_judge.judge.verdict import Notify
 from kernel_judge.search import agent_files, best_kernel
 from kernel_judge.search.best_project import write_best
 from kernel_judge.search.local_judge import judging_devices
-from kernel_judge.search.run_log import FINISHED, LOG, REFERENCE_PEER, STARTED, RunLog
+from kernel_judge.search.run_log import FINISHED, LOG, STARTED, RunLog
 from kernel_judge.search.search_judge import open_judge
 from kernel_judge.search.search_request import SearchRequest, agent_command
 from kernel_judge.search.supervisor import Supervisor
@@ -69,15 +69,15 @@ def _search(request: SearchRequest, task: Task, log: RunLog, notify: Notify) -> 
         chosen = best_kernel.choose(log, judge, request.run, notify)
     best = None
     if chosen:
-        contender, verdict = chosen
+        made, verdict = chosen
         assert request.repo_id
-        write_best(request.run, contender, verdict, repo_id=request.repo_id, backends=backends)
+        write_best(made, verdict, repo_id=request.repo_id, backends=backends)
         best = {
-            "attempt": contender.attempt,
-            "try": contender.number,
-            "agent": contender.agent,
-            "candidate": contender.candidate,
-            "speed": verdict.speed[REFERENCE_PEER].ratio,
+            "attempt": made.attempt,
+            "try": made.number,
+            "agent": made.agent,
+            "candidate": made.candidate,
+            "speed": verdict.ratio,
             "verdict": verdict.as_dict(),
         }
     log.append(FINISHED, best=best)

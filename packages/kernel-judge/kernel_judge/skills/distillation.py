@@ -17,13 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kernel_format.errors import ConfigError
-from kernel_judge.judge.verdict import RIGHT, Notify
+from kernel_judge.judge.verdict import RIGHT, WRONG, Notify
 from kernel_judge.search.agent_files import task_path
 from kernel_judge.search.limited_process import run_limited
-from kernel_judge.search.local_judge import Judged
-from kernel_judge.search.run_log import LOG, TRY_ENDED, Event, read_events
+from kernel_judge.search.run_log import LOG, read_events
 from kernel_judge.search.search_request import SearchRequest
-from kernel_judge.search.workspace import Workspace
+from kernel_judge.search.tries import Try, tries_of
 from kernel_judge.skills.benefit import HELPS, Benefit, measure_benefit
 from kernel_judge.skills.catalog import MOST_TOKENS, SKILL_FILE, Skill, read_skill
 from kernel_judge.skills.installation import copy_skill
@@ -85,10 +84,7 @@ def distil(request: DistilRequest, notify: Notify) -> Distilled:
 
 def _gather(source: Path, traces: Path) -> None:
     """Copy the fastest right candidates of a search, with how they came about, and the reasons of wrong ones."""
-    try:
-        tries = [event for event in read_events(source / LOG) if event["event"] == TRY_ENDED]
-    except FileNotFoundError:
-        raise ConfigError(f"there is no {LOG}", where=str(source), hint="name the directory of a search") from None
+    tries = tries_of(read_events(source / LOG), source.absolute())
     best = _best(tries)
     if not best:
         raise ConfigError(
@@ -98,36 +94,28 @@ def _gather(source: Path, traces: Path) -> None:
         )
     shutil.rmtree(traces, ignore_errors=True)
     shutil.copytree(source / "given" / "task", traces / "task")
-    for rank, event in enumerate(best, 1):
-        place, workspace = traces / str(rank), Workspace(source.absolute(), event["attempt"], event["try"])
+    for rank, made in enumerate(best, 1):
+        place = traces / str(rank)
         place.mkdir()
-        candidate = workspace.frozen_candidate()
-        assert candidate, "a try with a verdict has a candidate"
+        candidate = made.workspace.frozen_candidate()
+        assert candidate and made.verdict, "a try that is right has a candidate"
         if candidate.is_dir():
             shutil.copytree(candidate, place / candidate.name, symlinks=True)
         else:
             shutil.copyfile(candidate, place / candidate.name)
-        (place / "agent.log").write_bytes(workspace.log.read_bytes()[-_LOG_BYTES:])
-        (place / "verdict.json").write_text(json.dumps(event["judged"]["verdict"], indent=1), encoding="utf-8")
-    (traces / "mistakes.md").write_text("".join(f"- {reason}\n" for reason in _mistakes(tries)), encoding="utf-8")
+        (place / "agent.log").write_bytes(made.workspace.log.read_bytes()[-_LOG_BYTES:])
+        (place / "verdict.json").write_text(json.dumps(made.verdict.as_dict(), indent=1), encoding="utf-8")
+    mistakes = dict.fromkeys(made.reason for made in tries if made.outcome == WRONG)
+    text = "".join(f"- {reason}\n" for reason in list(mistakes)[:_MOST_MISTAKES])
+    (traces / "mistakes.md").write_text(text, encoding="utf-8")
 
 
-def _best(tries: Sequence[Event]) -> list[Event]:
-    def speed(event: Event) -> float:
-        verdict = Judged.from_dict(event["judged"]).verdict
-        return max((speedup.ratio for speedup in verdict.speed.values()), default=0.0) if verdict else 0.0
-
-    right = sorted((event for event in tries if event["outcome"] == RIGHT), key=speed, reverse=True)
-    distinct: dict[str, Event] = {}
-    for event in right:
-        distinct.setdefault(event["candidate"], event)
+def _best(tries: Sequence[Try]) -> list[Try]:
+    distinct: dict[str | None, Try] = {}
+    for made in sorted(tries, key=lambda made: made.ratio, reverse=True):
+        if made.outcome == RIGHT:
+            distinct.setdefault(made.candidate, made)
     return list(distinct.values())[:_MOST_TRACES]
-
-
-def _mistakes(tries: Sequence[Event]) -> list[str]:
-    verdicts = [Judged.from_dict(event["judged"]).verdict for event in tries if event["judged"]]
-    reasons = [verdict.reason for verdict in verdicts if verdict and not verdict.is_right]
-    return list(dict.fromkeys(reasons))[:_MOST_MISTAKES]
 
 
 def _write(request: DistilRequest, work: Path, directory: Path) -> None:
