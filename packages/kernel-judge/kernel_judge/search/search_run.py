@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,10 @@ def run_search(request: SearchRequest, notify: Notify) -> SearchResult:
     name = agent_files.kernel_name(task.name)
     request = replace(request, run=request.run.absolute(), repo_id=request.repo_id or f"local/{name}")
     request.run.mkdir(parents=True, exist_ok=True)
-    with _alone(request.run):
-        log = RunLog(request.run / LOG)
-        try:
-            return _search(request, task, log, notify)
-        finally:
-            log.close()
+    # A child of a killed search has its lock until it has become another program.
+    lock = locked(request.run / "lock", waiting=partial(_refuse, request.run), patience=_PATIENCE)
+    with lock, closing(RunLog(request.run / LOG)) as log:
+        return _search(request, task, log, notify)
 
 
 def _search(request: SearchRequest, task: Task, log: RunLog, notify: Notify) -> SearchResult:
@@ -93,13 +91,5 @@ def _backends(request: SearchRequest, task: Task) -> tuple[str, ...]:
     return ("cpu",) if "cpu" in judging_devices() else ("cuda",)
 
 
-@contextmanager
-def _alone(run: Path) -> Iterator[None]:
-    def refuse() -> None:
-        raise ConfigError(
-            "another search is running in it", where=str(run), hint="wait for its end, or use another --run"
-        )
-
-    # A child of a killed search has its lock until it has become another program.
-    with locked(run / "lock", waiting=refuse, patience=_PATIENCE):
-        yield
+def _refuse(run: Path) -> None:
+    raise ConfigError("another search is running in it", where=str(run), hint="wait for its end, or use another --run")
