@@ -1,4 +1,4 @@
-"""Choose the best kernel of a search: the fastest right candidate that is faster than the reference.
+"""The best kernel of a search: the fastest right candidate that is faster than the reference, written as a project.
 
 A speed that was chosen because it was the largest of many is too large on average, so that candidate is judged once
 more, with other inputs. The reference stays the best until a candidate has passed twice.
@@ -6,13 +6,42 @@ more, with other inputs. The reference stays the best until a candidate has pass
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import shlex
+import shutil
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from kernel_builder.api import Project, python_name, read_project
+from kernel_format import front_matter
+from kernel_format.files import replaced_directory
 from kernel_judge.judge.verdict import Notify, Verdict, cause
 from kernel_judge.search.local_judge import Judge, Judged
 from kernel_judge.search.run_log import REFERENCE_PEER, VERIFIED, RunLog
 from kernel_judge.search.tries import Try, tries_of
+
+_BUILD_TOML = """[general]
+name = "{name}"
+version = 1
+edition = 6
+license = "apache-2.0"
+backends = {backends}
+
+[general.hub]
+repo-id = "{repo_id}"
+
+[torch-noarch]
+"""
+_CANDIDATE = """\"\"\"Loads the model from `build/`, for `kernel-builder judge`.\"\"\"
+
+from pathlib import Path
+
+from kernels import get_local_kernel
+
+ModelNew = get_local_kernel(Path(__file__).parent).ModelNew
+"""
 
 
 def contenders(tries: Iterable[Try]) -> list[Try]:
@@ -59,3 +88,69 @@ def _verified(log: RunLog, judge: Judge, contender: Try) -> Judged:
     about = {"attempt": contender.attempt, "try": contender.number, "candidate": contender.candidate}
     log.append(VERIFIED, **about, judged=judged.as_dict())
     return judged
+
+
+def write_best(best: Try, verdict: Verdict, *, repo_id: str, backends: Sequence[str]) -> None:
+    """Write the best candidate as a project that can be published, `best/`, with its second verdict in the card."""
+    candidate = best.workspace.frozen_candidate()
+    assert candidate
+    with replaced_directory(best.run / "best") as staged:
+        if candidate.is_file():
+            _write_project(staged, candidate, repo_id, backends)
+        else:
+            shutil.copytree(candidate, staged, symlinks=True, dirs_exist_ok=True)
+        _write_card(staged, read_project(staged), best, verdict)
+
+
+def _write_project(directory: Path, source: Path, repo_id: str, backends: Sequence[str]) -> None:
+    """Make a project without a build step from one Python file."""
+    name = repo_id.rpartition("/")[2]
+    text = _BUILD_TOML.format(name=name, repo_id=repo_id, backends=json.dumps(list(backends)))
+    (directory / "build.toml").write_text(text, encoding="utf-8")
+    package = directory / "torch-ext" / python_name(name)
+    package.mkdir(parents=True)
+    shutil.copyfile(source, package / "model.py")
+    init = f'"""{name}: a model written by an agent."""\n\nfrom .model import ModelNew\n\n__all__ = ["ModelNew"]\n'
+    (package / "__init__.py").write_text(init, encoding="utf-8")
+    (directory / "candidate.py").write_text(_CANDIDATE, encoding="utf-8")
+
+
+def _write_card(directory: Path, project: Project, best: Try, verdict: Verdict) -> None:
+    """Write `CARD.md`: the author's front matter, and the verdict in place of the text of the template."""
+    card = directory / "CARD.md"
+    values: dict[str, Any] = {"license": project.license}
+    with suppress(OSError, ValueError):  # without a card, or with one that is not YAML: an agent wrote it
+        front, _ = front_matter.split(card.read_text(encoding="utf-8"))
+        values |= front_matter.parse(front or "{}")
+    card.write_text(front_matter.join(values, _card_text(project.name, best, verdict)) + "\n", encoding="utf-8")
+
+
+def _card_text(name: str, best: Try, verdict: Verdict) -> str:
+    """Return the text of the card: the kernel's task, its agent, and the second verdict on it."""
+    program = Path(shlex.split(best.agent)[0]).name  # its arguments may contain a key
+    rows = ["| beside | speed | 95 % interval |", "| --- | --- | --- |"]
+    for peer, speed in verdict.speed.items():
+        rows.append(f"| {peer} | {speed.ratio:.2f} | {speed.low:.2f} to {speed.high:.2f} |")
+    lines = [
+        f"# {name}",
+        "",
+        f"A replacement for the model of the task `{verdict.task}`: `ModelNew` takes the place of `Model`.",
+        "",
+        "## Verdict",
+        "",
+        f"Written by an agent (`{program}`) and judged by `kernel-builder judge` on {verdict.device}: right, "
+        "twice, with inputs from different seeds. The speeds are from the second time; 1 is the speed of the peer, and "
+        "each is a geometric mean over the shapes of the task.",
+        "",
+        *rows,
+        "",
+    ]
+    if verdict.share_of_limit is not None:
+        lines.append(f"- share of the device's limit: {verdict.share_of_limit:.2f}")
+    lines += [f"- suspicious: {fact}" for fact in verdict.suspicious]
+    lines += [
+        f"- task: `{verdict.task}`, SHA-256 `{verdict.task_digest}`",
+        f"- candidate: SHA-256 `{verdict.candidate_digest}`",
+        f"- sandbox of the judge: {verdict.sandbox}",
+    ]
+    return "\n".join(lines)

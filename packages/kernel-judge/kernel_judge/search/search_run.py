@@ -14,7 +14,6 @@ from kernel_format.errors import ConfigError
 from kernel_format.files import locked
 from kernel_judge.judge.verdict import Notify
 from kernel_judge.search import agent_files, best_kernel
-from kernel_judge.search.best_project import write_best
 from kernel_judge.search.local_judge import judging_devices
 from kernel_judge.search.run_log import FINISHED, LOG, STARTED, RunLog
 from kernel_judge.search.search_judge import open_judge
@@ -69,7 +68,7 @@ def _search(request: SearchRequest, task: Task, log: RunLog, notify: Notify) -> 
     if chosen:
         made, verdict = chosen
         assert request.repo_id
-        write_best(made, verdict, repo_id=request.repo_id, backends=backends)
+        best_kernel.write_best(made, verdict, repo_id=request.repo_id, backends=backends)
         best = {
             "attempt": made.attempt,
             "try": made.number,
