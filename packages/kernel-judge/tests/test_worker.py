@@ -83,7 +83,7 @@ def test_a_process_that_has_left_the_workers_group_is_suspended_too(kind: str, t
             time.sleep(0.01)
         worker.stop()
         assert not grows_within(0.2)
-        worker.ask("layout", seconds=120)
+        worker.ask("patched", seconds=120)
         assert grows_within(60), "a command resumes all of them"
 
 

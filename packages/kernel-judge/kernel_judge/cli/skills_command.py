@@ -171,12 +171,10 @@ def distil(
     """
     require_torch()
     from kernel_judge.skills.benefit import benefit_lines, find_tasks
-    from kernel_judge.skills.distillation import DistilRequest
     from kernel_judge.skills.distillation import distil as write_and_evaluate
 
     template = _template(student or agent, source / f"distil-{target.resolve().name}", minutes, jobs)
-    request = DistilRequest(source, target, agent, tuple(find_tasks(tasks)) if tasks else (), tries, template)
-    distilled = write_and_evaluate(request, notify)
+    distilled = write_and_evaluate(source, target, agent, find_tasks(tasks) if tasks else [], tries, template, notify)
     click.echo("\n".join(benefit_lines(distilled.benefit)))
     if not tasks:
         click.echo("These are tries of the task that the skill was written from; --tasks names others.")

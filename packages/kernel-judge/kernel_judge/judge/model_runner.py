@@ -82,7 +82,7 @@ class ModelRunner:
         os.sched_setaffinity(0, self._cores)
         self._settings = settings
         self._cuda = settings["device"] != "cpu"
-        self.patches = Patches()
+        self._patches = Patches()
         self._class: Any = None
         self._models: dict[int, tuple[Any, Sequence[str]]] = {}
         self._reuses_results = False
@@ -195,6 +195,10 @@ class ModelRunner:
         self._hand_over()
         self._synchronize()
 
+    def patched(self) -> str | None:
+        """Return the name of a function of Torch that was replaced, or None."""
+        return self._patches.replaced()
+
     def _evaluate(self, number: int, arguments: Any, grads: Any) -> Any:
         model, parameters = self._models[number]
         return evaluate(model, arguments, grads, parameters)
@@ -232,7 +236,7 @@ class ModelRunner:
 def answer(runner: ModelRunner, command: str, arguments: Sequence[Any]) -> dict[str, Any]:
     try:
         value = getattr(runner, command)(*arguments)
-        if patched := runner.patches.replaced():
+        if patched := runner.patched():
             return {"failed": "patched", "text": f"it replaces {patched}"}
         return {"value": value}
     except ResultError as error:

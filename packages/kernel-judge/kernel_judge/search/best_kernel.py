@@ -128,9 +128,6 @@ def _write_card(directory: Path, project: Project, best: Try, verdict: Verdict) 
 def _card_text(name: str, best: Try, verdict: Verdict) -> str:
     """Return the text of the card: the kernel's task, its agent, and the second verdict on it."""
     program = Path(shlex.split(best.agent)[0]).name  # its arguments may contain a key
-    rows = ["| beside | speed | 95 % interval |", "| --- | --- | --- |"]
-    for peer, speed in verdict.speed.items():
-        rows.append(f"| {peer} | {speed.ratio:.2f} | {speed.low:.2f} to {speed.high:.2f} |")
     lines = [
         f"# {name}",
         "",
@@ -139,16 +136,10 @@ def _card_text(name: str, best: Try, verdict: Verdict) -> str:
         "## Verdict",
         "",
         f"Written by an agent (`{program}`) and judged by `kernel-builder judge` on {verdict.device}: right, "
-        "twice, with inputs from different seeds. The speeds are from the second time; 1 is the speed of the peer, and "
-        "each is a geometric mean over the shapes of the task.",
+        "twice, with inputs from different seeds. The speeds are from the second time: geometric means over the shapes "
+        "of the task, with 95 % intervals.",
         "",
-        *rows,
-        "",
-    ]
-    if verdict.share_of_limit is not None:
-        lines.append(f"- share of the device's limit: {verdict.share_of_limit:.2f}")
-    lines += [f"- suspicious: {fact}" for fact in verdict.suspicious]
-    lines += [
+        *(f"- {line}" for line in verdict.lines()),
         f"- task: `{verdict.task}`, SHA-256 `{verdict.task_digest}`",
         f"- candidate: SHA-256 `{verdict.candidate_digest}`",
         f"- sandbox of the judge: {verdict.sandbox}",

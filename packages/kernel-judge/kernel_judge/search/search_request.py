@@ -37,7 +37,6 @@ class SearchRequest:
     contexts: tuple[tuple[str, ...], ...] = ((),)  # attempts use these in turn, after each round of agents
     jobs: int = 1  # attempts at a time
     limits: Limits = field(default=Limits(1800, 16 * GIGABYTE, 2 * GIGABYTE))  # of one call of an agent
-    repo_id: str | None = None  # the kernel's Hub repository; None for `local/` and the name of the task
     skill: Path | None = None  # the directory of the context "skill"
     references: tuple[Path, ...] = ()  # the files of the context "reference"
     ray: str | None = None  # the address of a Ray cluster whose machines judge
@@ -62,7 +61,6 @@ class SearchRequest:
             "agents": list(self.agents),
             "tries": self.tries,
             "contexts": [list(context) for context in self.contexts],
-            "repo-id": self.repo_id,
         }
 
 

@@ -37,8 +37,7 @@ def run_search(request: SearchRequest, notify: Notify) -> SearchResult:
     task = read_task(request.task)
     for agent in request.agents:
         agent_command(agent)  # before anything is made
-    name = agent_files.kernel_name(task.name)
-    request = replace(request, run=request.run.absolute(), repo_id=request.repo_id or f"local/{name}")
+    request = replace(request, run=request.run.absolute())
     request.run.mkdir(parents=True, exist_ok=True)
     # A child of a killed search has its lock until it has become another program.
     lock = locked(request.run / "lock", waiting=partial(_refuse, request.run), patience=_PATIENCE)
@@ -67,8 +66,7 @@ def _search(request: SearchRequest, task: Task, log: RunLog, notify: Notify) -> 
     best = None
     if chosen:
         made, verdict = chosen
-        assert request.repo_id
-        best_kernel.write_best(made, verdict, repo_id=request.repo_id, backends=backends)
+        best_kernel.write_best(made, verdict, repo_id=agent_files.repo_id(task), backends=backends)
         best = {
             "attempt": made.attempt,
             "try": made.number,

@@ -19,7 +19,7 @@ from pathlib import Path
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.verdict import RIGHT, WRONG, Notify
 from kernel_judge.search.agent_files import task_path
-from kernel_judge.search.limited_process import run_limited
+from kernel_judge.search.limited_process import Limits, run_limited
 from kernel_judge.search.run_log import LOG, read_events
 from kernel_judge.search.search_request import SearchRequest
 from kernel_judge.search.tries import Try, tries_of
@@ -34,18 +34,6 @@ _LOG_BYTES = 200_000  # the end of an agent's output; the whole of it would not 
 
 
 @dataclass(frozen=True)
-class DistilRequest:
-    """Which skill to write from which search."""
-
-    source: Path  # the directory of the search
-    target: Path  # the directory of the new skill; its name is the skill's
-    writer: str  # the command of the agent that writes it
-    tasks: tuple[Path, ...]  # of the evaluation; none for the task of the search
-    tries: int  # of each task in each group
-    student: SearchRequest  # the student, its limits, and the directory of work
-
-
-@dataclass(frozen=True)
 class Distilled:
     """A skill that an agent wrote, and its effect. `kept` is its directory; None if it does not help."""
 
@@ -54,32 +42,42 @@ class Distilled:
     kept: Path | None
 
 
-def distil(request: DistilRequest, notify: Notify) -> Distilled:
-    """Let an agent write a skill, evaluate it, and put it to its place if it helps. Goes on where it was stopped."""
-    if request.target.exists():
-        raise ConfigError("exists", where=str(request.target), hint="move it away, or name another -o DIR")
-    work = request.student.run.absolute()
-    directory = work / "skill" / request.target.resolve().name
+def distil(
+    source: Path, target: Path, writer: str, tasks: Sequence[Path], tries: int, student: SearchRequest, notify: Notify
+) -> Distilled:
+    """Let an agent write a skill, evaluate it, and put it to its place if it helps. Goes on where it was stopped.
+
+    Args:
+        source: The directory of the search.
+        target: The directory of the new skill; its name is the skill's.
+        writer: The command of the agent that writes it.
+        tasks: Those of the evaluation; none for the task of the search.
+        tries: Of each task, with the skill and as many without it.
+        student: The agent that tries the tasks, its limits, and the directory of work.
+    """
+    if target.exists():
+        raise ConfigError("exists", where=str(target), hint="move it away, or name another -o DIR")
+    work = student.run.absolute()
+    directory = work / "skill" / target.resolve().name
     if not (directory / SKILL_FILE).is_file():
-        _gather(request.source, work / "traces")
-        notify(f"{request.writer} writes {directory / SKILL_FILE}")
-        _write(request, work, directory)
+        _gather(source, work / "traces")
+        notify(f"{writer} writes {directory / SKILL_FILE}")
+        _write(writer, student.limits, work, directory)
     try:
         skill = read_skill(directory)
     except ConfigError as error:
         error.hint = f"the agent's output is in {work / 'agent.log'}; correct the file or remove it, and run again"
         raise
-    tasks = request.tasks or (task_path(request.source),)
-    template = replace(request.student, run=work / "benefit")
-    benefit = measure_benefit(skill, tasks, request.tries, template, notify)
+    template = replace(student, run=work / "benefit")
+    benefit = measure_benefit(skill, tasks or [task_path(source)], tries, template, notify)
     if benefit.conclusion != HELPS:
         return Distilled(skill, benefit, None)
     try:
-        copy_skill(skill, request.target)
+        copy_skill(skill, target)
     except ConfigError as error:
         error.hint = f"the skill is in {skill.directory}; copy it where you want it"
         raise
-    return Distilled(skill, benefit, request.target)
+    return Distilled(skill, benefit, target)
 
 
 def _gather(source: Path, traces: Path) -> None:
@@ -118,7 +116,7 @@ def _best(tries: Sequence[Try]) -> list[Try]:
     return list(distinct.values())[:_MOST_TRACES]
 
 
-def _write(request: DistilRequest, work: Path, directory: Path) -> None:
+def _write(writer: str, limits: Limits, work: Path, directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     directory.parent.mkdir(parents=True, exist_ok=True)
     text = string.Template(_PROMPT.read_text(encoding="utf-8")).substitute(
@@ -128,17 +126,11 @@ def _write(request: DistilRequest, work: Path, directory: Path) -> None:
     prompt.write_text(text, encoding="utf-8")
     log = work / "agent.log"
     with log.open("wb") as output:
-        ended = run_limited(
-            shlex.split(request.writer),
-            work,
-            request.student.limits,
-            stdin=prompt,
-            output=output,
-        )
+        ended = run_limited(shlex.split(writer), work, limits, stdin=prompt, output=output)
     if not (directory / SKILL_FILE).is_file():
         why = f"it met its limit of {ended.stopped}" if ended.stopped else f"its exit status is {ended.exit_status}"
         raise ConfigError(
             f"the agent wrote no {directory.relative_to(work) / SKILL_FILE}; {why}",
-            where=request.writer,
+            where=writer,
             hint=f"its output is in {log}",
         )

@@ -41,7 +41,7 @@ def test_the_best_is_published_by_build_and_upload(tmp_path: Path, tmp_path_fact
             "kernels-community/hard-swish", "README.md", repo_type="kernel", local_dir=tmp_path / "card"
         )
     text = Path(card).read_text()
-    assert "right, twice" in text and "| eager | 2.50 | 2.45 to 2.55 |" in text
+    assert "right, twice" in text and "- 2.50 (2.45 to 2.55) times the speed of eager" in text
     assert str(tmp_path) not in text
 
 
