@@ -15,7 +15,6 @@ from kernel_judge.search.local_judge import JUDGE_COMMAND
 from kernel_judge.search.run_log import REFERENCE_PEER
 from kernel_judge.search.run_report import attempt_lines, make_report
 from kernel_judge.search.search_request import SearchRequest, parse_context
-from kernel_judge.skills.catalog import find_skill
 
 _PATH = click.Path(path_type=Path)
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
@@ -108,7 +107,6 @@ def search(
             attempts=attempts or len(agents),
             jobs=jobs or os.cpu_count() or 1,
             judge=(*JUDGE_COMMAND, "--against", against) if against else JUDGE_COMMAND,
-            skill=find_skill("cuda-kernels").directory,
             limits=SearchRequest.limits._replace(seconds=minutes * 60),
             **options,
         ),

@@ -22,12 +22,6 @@ def repo_id(task: Task) -> str:
     return f"local/{name}"
 
 
-def task_path(run: Path) -> Path:
-    """Return the copy of the task in the directory of a search."""
-    entries = sorted((run / "given" / "task").iterdir(), key=lambda path: path.suffix == ".toml")
-    return entries[0]  # a directory, or a problem file that may have settings beside it
-
-
 def prepare(request: SearchRequest, task: Task, backends: Sequence[str]) -> None:
     """Create `given/` in the directory of a search, unless an earlier start of the search has created it."""
     given = request.run / "given"
@@ -40,7 +34,6 @@ def prepare(request: SearchRequest, task: Task, backends: Sequence[str]) -> None
         task.save(staged / "task")
         create_project(staged / PROJECT, repo_id(task), backends, license_name="apache-2.0")
         if SKILL in wanted:
-            assert request.skill
             shutil.copytree(request.skill, staged / "context" / SKILL)
         if REFERENCE in wanted:
             _copy(request.references, staged / "context" / REFERENCE)

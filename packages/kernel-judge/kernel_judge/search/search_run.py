@@ -19,6 +19,7 @@ from kernel_judge.search.run_log import FINISHED, LOG, STARTED, RunLog
 from kernel_judge.search.search_judge import open_judge
 from kernel_judge.search.search_request import SearchRequest, agent_command
 from kernel_judge.search.supervisor import Supervisor
+from kernel_judge.search.workspace import task_path
 from kernel_tasks import Task, read_task
 
 _PATIENCE = 2.0  # seconds
@@ -60,7 +61,7 @@ def _search(request: SearchRequest, task: Task, log: RunLog, notify: Notify) -> 
     judging = request.judge_settings()
     log.append(STARTED, **settings, attempts=request.attempts, judge=judging, version=version("torch-kernel-judge"))
     stopping = threading.Event()
-    with open_judge(judging, agent_files.task_path(request.run), stopping.is_set) as judge:
+    with open_judge(judging, task_path(request.run), stopping.is_set) as judge:
         Supervisor(request, task, judge, log, notify, stopping).run()
         chosen = best_kernel.choose(log, judge, request.run, notify)
     best = None

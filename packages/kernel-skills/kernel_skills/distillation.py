@@ -17,15 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kernel_format.errors import ConfigError
-from kernel_judge.judge.verdict import RIGHT, WRONG, Notify
-from kernel_judge.search.agent_files import task_path
-from kernel_judge.search.limited_process import Limits, run_limited
-from kernel_judge.search.run_log import LOG, read_events
-from kernel_judge.search.search_request import SearchRequest
-from kernel_judge.search.tries import Try, tries_of
-from kernel_judge.skills.benefit import HELPS, Benefit, measure_benefit
-from kernel_judge.skills.catalog import MOST_TOKENS, SKILL_FILE, Skill, read_skill
-from kernel_judge.skills.installation import copy_skill
+from kernel_judge.api import RIGHT, WRONG, Limits, Notify, SearchRequest, Try, read_tries, run_limited, task_path
+from kernel_skills.benefit import HELPS, Benefit, measure_benefit
+from kernel_skills.catalog import MOST_TOKENS, SKILL_FILE, Skill, read_skill
+from kernel_skills.installation import copy_skill
 
 _PROMPT = Path(__file__).parent / "distil.md"
 _MOST_TRACES = 3
@@ -82,7 +77,7 @@ def distil(
 
 def _gather(source: Path, traces: Path) -> None:
     """Copy the fastest right candidates of a search, with how they came about, and the reasons of wrong ones."""
-    tries = tries_of(read_events(source / LOG), source.absolute())
+    tries = read_tries(source)
     best = _best(tries)
     if not best:
         raise ConfigError(

@@ -15,13 +15,9 @@ from typing import NamedTuple
 
 from kernel_format.errors import ConfigError
 from kernel_format.files import write_atomically
-from kernel_judge.judge.verdict import RIGHT, Notify
-from kernel_judge.search.run_log import LOG, read_events
-from kernel_judge.search.search_request import SKILL, SearchRequest
-from kernel_judge.search.search_run import run_search
-from kernel_judge.search.tries import tries_of
-from kernel_judge.skills.catalog import Skill
-from kernel_judge.skills.intervals import CONFIDENCE, Compared, compare_means, compare_shares
+from kernel_judge.api import RIGHT, SKILL, Notify, SearchRequest, read_tries, run_search
+from kernel_skills.catalog import Skill
+from kernel_skills.intervals import CONFIDENCE, Compared, compare_means, compare_shares
 
 HELPS, HARMS, MIXED, NO_HELP = "helps", "harms", "mixed", "no measurable help"
 _SETTINGS = "skill.json"
@@ -86,7 +82,7 @@ def measure_benefit(
         run_search(request, notify)
         results += [
             SkillTry(task.stem, SKILL in made.context, made.outcome == RIGHT, max(1.0, made.ratio), made.agent_seconds)
-            for made in tries_of(read_events(run / LOG), run)
+            for made in read_tries(run)
         ]
     return compare_tries(results)
 
