@@ -121,6 +121,11 @@ def test_a_gpu_mode_task_has_its_own_rule_workloads_and_modules(gpu_mode: Path, 
     assert [case["sizes"]["rows"] for case in right.cases] == [40]
     submission.write_text("def custom_kernel(data):\n    return data[0].div_(4), 3 * data[0]\n")
     assert verdict(submission, gpu_mode).is_right, "the format lets a submission write to its inputs"
+    submission.write_text("def custom_kernel(data):\n    return data[0].double() / 2, data[0].double() / 2\n")
+    wide = verdict(submission, gpu_mode, rounds=1)
+    assert wide.is_right and "float64, float64, the reference's float32, float32" in " ".join(wide.suspicious)
+    submission.write_text("def custom_kernel(data):\n    return data[0].half() / 2, data[0].half() / 2\n")
+    assert "the sum is wrong" in verdict(submission, gpu_mode).reason, "the format's rule has the candidate's dtypes"
     submission.write_text("def custom_kernel(data):\n    return data[0] / 2, data[0] / 3\n")
     wrong = verdict(submission, gpu_mode)
     assert wrong.rejected_as == "wrong-result" and "the sum is wrong" in wrong.reason
