@@ -122,7 +122,13 @@ inline bool is_int32(int64_t value) { return value == static_cast<int32_t>(value
 inline bool divisible(int64_t value) { return value % 16 == 0; }
 inline bool divisible(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
-// Allocates a contiguous tensor on the device of another one.
+inline void* current_stream(int device) {
+  void* stream;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+  return stream;
+}
+
+// Allocates a contiguous tensor on the device of another one, which is the current device.
 inline Tensor allocate(const int64_t* sizes, size_t dims, int32_t code, const Tensor& beside, bool zeros) {
   constexpr size_t kMostDims = 64;
   int64_t strides[kMostDims];
@@ -137,8 +143,12 @@ inline Tensor allocate(const int64_t* sizes, size_t dims, int32_t code, const Te
   AtenTensorHandle handle;
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(dims), sizes, strides, code, type,
                                                   beside.get_device_index(), &handle));
-  if (zeros) TORCH_ERROR_CODE_CHECK(aoti_torch_zero_(handle));
-  return Tensor(handle);
+  const Tensor tensor(handle);
+  if (zeros && tensor.numel() > 0) {
+    fill_with_zeros(tensor.mutable_data_ptr(), tensor.numel() * tensor.element_size(),
+                    current_stream(beside.get_device_index()));
+  }
+  return tensor;
 }
 
 inline Tensor allocate(std::initializer_list<int64_t> sizes, int32_t code, const Tensor& beside, bool zeros) {
@@ -171,11 +181,9 @@ void launch(Kernel& kernel, const Tensor& beside, int64_t x, int64_t y, int64_t 
   }
   arguments[kCount - 2] = &scratch;
   arguments[kCount - 1] = &profile;
-  void* stream;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
   const unsigned grid[] = {static_cast<unsigned>(int32(x, "the grid")), static_cast<unsigned>(y),
                            static_cast<unsigned>(z)};
-  start(kernel, function, device, grid, image.shared, stream, arguments);
+  start(kernel, function, device, grid, image.shared, current_stream(device), arguments);
 }
 
 }  // namespace aot
