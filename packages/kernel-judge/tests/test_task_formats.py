@@ -146,13 +146,17 @@ def test_a_saved_task_is_complete(gpu_mode: Path, tmp_path: Path) -> None:
     assert "custom_kernel(data)" in text and "rows=40" in text and "check_implementation" in text
 
 
-def test_a_task_that_needs_a_gpu_exits_with_11(gpu_mode: Path, tmp_path: Path) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    reference = gpu_mode / "reference.py"
-    reference.write_text(reference.read_text().replace("torch.empty(rows, 8)", 'torch.empty(rows, 8, device="cuda")'))
+def test_a_task_that_needs_a_gpu_or_more_memory_exits_with_11(gpu_mode: Path, tmp_path: Path) -> None:
     submission = tmp_path / "submission.py"
     submission.write_text("def custom_kernel(data):\n    return data\n")
+    reference = gpu_mode / "reference.py"
+    text = reference.read_text()
+    reference.write_text(text.replace("x, buffer = data", "raise torch.OutOfMemoryError('40 GiB')"))
+    done = CliRunner().invoke(main, ["judge", str(submission), "--task", str(gpu_mode)])
+    assert done.exit_code == 11 and "needs more memory than is free: OutOfMemoryError: 40 GiB" in done.stdout
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    reference.write_text(text.replace("torch.empty(rows, 8)", 'torch.empty(rows, 8, device="cuda")'))
     done = CliRunner().invoke(main, ["judge", str(submission), "--task", str(gpu_mode)])
     assert done.exit_code == 11 and "reference.py: generate_input needs a GPU" in done.stdout
 

@@ -97,7 +97,7 @@ class Reference:
             self.parameters: Sequence[str] = named
             self._exact: Any = copy.deepcopy(self._model).double()
             self._probe()
-        except (KernelBuilderError, MemoryError):
+        except (KernelBuilderError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             reason = str(error).strip().splitlines() or [""]
@@ -190,6 +190,8 @@ class Reference:
             exact = self.exact(given)
             assert exact is not None
             self.has_exact = all(map(_close, expected, exact))
+        except torch.OutOfMemoryError:
+            raise
         except Exception:  # code that casts, or an operation without float64
             self.has_exact = False
 
