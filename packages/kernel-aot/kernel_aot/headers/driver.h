@@ -56,6 +56,12 @@ inline void start(const Kernel& kernel, hipFunction_t function, int, const unsig
         kernel.name);
 }
 
+inline bool is_captured(void* stream) {
+  hipStreamCaptureStatus status;
+  check(hipStreamIsCapturing(static_cast<hipStream_t>(stream), &status), "hipStreamIsCapturing");
+  return status != hipStreamCaptureStatusNone;
+}
+
 inline void fill_with_zeros(void* data, size_t bytes, void* stream) {
   check(hipMemsetAsync(data, 0, bytes, static_cast<hipStream_t>(stream)), "hipMemsetAsync");
 }
@@ -75,6 +81,7 @@ struct Driver {
   decltype(&cuLibraryLoadData) load;
   decltype(&cuLibraryGetKernel) get_kernel;
   decltype(&cuKernelSetAttribute) set_attribute;
+  decltype(&cuKernelSetCacheConfig) set_cache_config;
   decltype(&cuLaunchKernel) launch;
 };
 
@@ -94,10 +101,15 @@ inline const Driver& driver() {
     find(&all.load, "cuLibraryLoadData");
     find(&all.get_kernel, "cuLibraryGetKernel");
     find(&all.set_attribute, "cuKernelSetAttribute");
+    find(&all.set_cache_config, "cuKernelSetCacheConfig");
     find(&all.launch, "cuLaunchKernel");
     return all;
   }();
   return functions;
+}
+
+inline void check(cudaError_t error, const char* name) {
+  if (error != cudaSuccess) fail(std::string(name) + ": " + cudaGetErrorString(error));
 }
 
 inline void check(CUresult error, const char* name) {
@@ -140,6 +152,9 @@ inline CUkernel loaded(const Kernel& kernel, const Image& image, int device) {
     const int bytes = static_cast<int>(image.shared);
     check(driver().set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes, function, device),
           kernel.name);
+    if (kernel.prefer_shared) {
+      check(driver().set_cache_config(function, CU_FUNC_CACHE_PREFER_SHARED, device), kernel.name);
+    }
   }
   if (kernel.threads == 0 && image.capability >= 90) {  // of CuTe DSL: clusters may have more than 8 blocks
     check(driver().set_attribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, function, device),
@@ -162,10 +177,14 @@ inline void start(const Kernel& kernel, CUkernel function, int device, const uns
   check(error, kernel.name);
 }
 
-// Torch's own zero_ launches a kernel, which takes the host more than twice as long.
+inline bool is_captured(void* stream) {
+  cudaStreamCaptureStatus status;
+  check(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status), "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+
 inline void fill_with_zeros(void* data, size_t bytes, void* stream) {
-  const cudaError_t error = cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(stream));
-  if (error != cudaSuccess) fail(std::string("cudaMemsetAsync: ") + cudaGetErrorString(error));
+  check(cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(stream)), "cudaMemsetAsync");
 }
 
 // Permits loading while a stream of this thread is captured.

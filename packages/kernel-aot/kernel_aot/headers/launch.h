@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -24,7 +25,17 @@ extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_inde
 namespace aot {
 
 using torch::stable::Tensor;
-using Device = torch::stable::accelerator::DeviceGuard;
+
+// Makes a device the current one. It usually is: a guard would take the host 0.7 us.
+class Device {
+ public:
+  explicit Device(int32_t index) {
+    if (torch::stable::accelerator::getCurrentDeviceIndex() != index) guard_.emplace(index);
+  }
+
+ private:
+  std::optional<torch::stable::accelerator::DeviceGuard> guard_;
+};
 
 // Expressions, as in Python.
 inline int64_t floor_div(int64_t a, int64_t b) {
@@ -144,9 +155,13 @@ inline Tensor allocate(const int64_t* sizes, size_t dims, int32_t code, const Te
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(dims), sizes, strides, code, type,
                                                   beside.get_device_index(), &handle));
   const Tensor tensor(handle);
-  if (zeros && tensor.numel() > 0) {
-    fill_with_zeros(tensor.mutable_data_ptr(), tensor.numel() * tensor.element_size(),
-                    current_stream(beside.get_device_index()));
+  if (!zeros || tensor.numel() == 0) return tensor;
+  // A call of memset takes the host 2 us, and zero_ 9; in a graph, memset's node takes the device 1 us longer.
+  void* stream = current_stream(beside.get_device_index());
+  if (is_captured(stream)) {
+    TORCH_ERROR_CODE_CHECK(aoti_torch_zero_(handle));
+  } else {
+    fill_with_zeros(tensor.mutable_data_ptr(), tensor.numel() * tensor.element_size(), stream);
   }
   return tensor;
 }
