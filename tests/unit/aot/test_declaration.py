@@ -86,6 +86,21 @@ def test_both_kinds_of_variants_are_offered_and_the_code_follows_the_table(tmp_p
 
 
 @pytest.mark.parametrize(
+    ("types", "check"),
+    [
+        ("", 'aot::check_dtype(aot::dtype(y), "y", aot::dtype(x), "of the dtype of x");'),
+        ('types = { x_ptr = "*fp32" }', 'const int dtype = aot::dtype_index(aot::dtype(y), "y", {'),
+    ],
+)
+def test_the_dtype_of_an_output_is_checked(tmp_path: Path, types: str, check: str) -> None:
+    """A kernel of another dtype would write past its end."""
+    kernels = KERNELS.replace("x: torch.Tensor,", "x: torch.Tensor, y: torch.Tensor,").replace("like(x)", "like(y)")
+    (op,) = ops_of(project(tmp_path, AOT.replace("divisible", f"{types}\ndivisible"), kernels))
+    code, _ = select_language({}).sources(op, [], "kernels.py", {}).values()
+    assert check in code
+
+
+@pytest.mark.parametrize(
     ("old", "new", "where", "message"),
     [
         ('"scale_kernel"', '"scales"', "[op.scale] kernel", "has no function scales"),
