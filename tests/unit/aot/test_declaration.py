@@ -44,6 +44,7 @@ AOT = """source = "torch-ext/scale/kernels.py"
 kernel = "scale_kernel"
 dtypes = ["float16", "float32"]
 divisible = ["x_ptr", "n"]
+prefer_shared = true
 config = [{ FLAG = false, num_warps = 2 }, { FLAG = true }]
 """
 
@@ -77,11 +78,26 @@ def test_both_kinds_of_variants_are_offered_and_the_code_follows_the_table(tmp_p
     assert "scale_kernels[(dtype * 2 + config) * 3 + hints]" in code
     assert max(map(len, code.splitlines())) <= 120
     assert cubins.count("#if CUDART_VERSION >= 13000") == 2
-    assert "{90, false, image_0, 0, 0}" in cubins
+    assert "{90, false, image_0, 0, 0}" in cubins and '{"scale_kernel", 64, true, images_0, ' in cubins
     module = python_code.module([op], KERNELS, "kernels.py", 1)
     ast.parse(module)
     assert "import triton" not in module
     assert "def scale(x: torch.Tensor, factor: float=2.0, flag: bool=False) -> torch.Tensor:" in module
+
+
+@pytest.mark.parametrize(
+    ("types", "check"),
+    [
+        ("", 'aot::check_dtype(aot::dtype(y), "y", aot::dtype(x), "of the dtype of x");'),
+        ('types = { x_ptr = "*fp32" }', 'const int dtype = aot::dtype_index(aot::dtype(y), "y", {'),
+    ],
+)
+def test_the_dtype_of_an_output_is_checked(tmp_path: Path, types: str, check: str) -> None:
+    """A kernel of another dtype would write past its end."""
+    kernels = KERNELS.replace("x: torch.Tensor,", "x: torch.Tensor, y: torch.Tensor,").replace("like(x)", "like(y)")
+    (op,) = ops_of(project(tmp_path, AOT.replace("divisible", f"{types}\ndivisible"), kernels))
+    code, _ = select_language({}).sources(op, [], "kernels.py", {}).values()
+    assert check in code
 
 
 @pytest.mark.parametrize(
