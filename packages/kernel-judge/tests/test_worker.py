@@ -165,43 +165,89 @@ def test_what_is_no_time_agrees_with_no_clock() -> None:
 
 
 SECRETS = {"judge-secret", "NVIDIA_API_KEY", "TRITON_SECRET", "NIX_CONFIG"}
-MODEL = "import os, time\nimport torch\n\nclass ModelNew(torch.nn.Module):\n    pass\n\n"
+MODEL = "import ctypes, os, socket, time\nimport torch\n\nclass ModelNew(torch.nn.Module):\n    pass\n\n"
 
 
-@pytest.mark.parametrize(
-    ("statements", "failure"),
-    [
-        ("held = []\nwhile True:\n    held.append(bytearray(b'x' * (64 << 20)))", ("raised", "MemoryError")),
-        (
-            "for _ in range(8):\n    if os.fork() == 0:\n        held = bytearray(b'x' * (200 << 20))\n"
-            "        time.sleep(60)\ntime.sleep(60)",
-            ("limit-exceeded", "GB of memory"),
-        ),
-        ("while True:\n    open(f'{time.monotonic_ns()}', 'wb').write(bytes(8 << 20))", ("limit-exceeded", "of files")),
-        (
-            "file = open('deleted', 'wb')\nos.unlink('deleted')\nfile.write(bytes(300 << 20))\ntime.sleep(60)",
-            ("limit-exceeded", "of files"),
-        ),
-        ("os.write(os.memfd_create('m'), bytes(300 << 20))\ntime.sleep(60)", ("limit-exceeded", "of files")),
-        ("[open(f'empty{i}', 'w').close() for i in range(4000)]\ntime.sleep(60)", ("limit-exceeded", "of files")),
-        ("open('/dev/shm/file', 'wb').write(bytes(1 << 20))", ("raised", "OSError|PermissionError")),
-        ("for _ in range(6):\n    os.fork()\ntime.sleep(60)", ("limit-exceeded", "processes")),
-    ],
-    ids=["memory", "memory-of-all", "disk", "deleted-file", "memory-file", "empty-files", "shared-memory", "processes"],
-)
-def test_a_candidate_cannot_exhaust_the_machine(
-    statements: str, failure: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+LIBRARY = "library = ctypes.CDLL(None, use_errno=True)\n"
+# The judge's arenas, whose files a worker inherits.
+ARENAS = """
+for file in map(int, os.listdir("/proc/self/fd")):
+    try:
+        if os.fstat(file).st_size == 64 << 30:
+            {statement}
+    except OSError:
+        pass
+"""
+# Attempts to keep memory where no process has it: each is refused.
+REFUSED = f"""{LIBRARY}
+tries = {{
+    "memory file": lambda: os.memfd_create("m"),
+    "descriptor in a socket": lambda: socket.send_fds(socket.socketpair()[0], [b"x"], [0]),
+    "page in a pipe": lambda: library.vmsplice(os.pipe()[1], (ctypes.c_size_t * 2)(id(tries), 1), 1, 0),
+    "segment": lambda: library.shmget(0, 4096, 0o1600),
+    "ring": lambda: library.syscall(425, 8, bytes(200)),
+    "table of files": lambda: library.syscall(56, 0x10900, 0, 0, 0, 0) if os.uname().machine == "x86_64" else -1,
+    "shared memory": lambda: open("/dev/shm/file", "wb"),
+}}
+for name, call in tries.items():
+    try:
+        done = call()
+    except OSError:
+        continue
+    if done != -1 or ctypes.get_errno() != 13:
+        raise RuntimeError(name)
+raise OSError("all refused")"""
+# What a candidate takes: its statements, the name of the failure, and the reason.
+TAKEN = {
+    "memory": ("held = []\nwhile True:\n    held.append(bytearray(b'x' * (64 << 20)))", "raised", "MemoryError"),
+    "memory of all": (
+        "for _ in range(8):\n    if os.fork() == 0:\n        held = bytearray(b'x' * (200 << 20))\n"
+        "        time.sleep(60)\ntime.sleep(60)",
+        "limit-exceeded", "GB of memory",
+    ),
+    "disk": (
+        "while True:\n    open(f'{time.monotonic_ns()}', 'wb').write(bytes(8 << 20))", "limit-exceeded", "of files",
+    ),
+    "deleted file": (
+        "file = open('deleted', 'wb')\nos.unlink('deleted')\nfile.write(bytes(300 << 20))\ntime.sleep(60)",
+        "limit-exceeded", "of files",
+    ),
+    "deleted files that are mapped and closed": (
+        f"{LIBRARY}library.mmap.restype = ctypes.c_void_p\nfor _ in range(4):\n"
+        "    with open('deleted', 'w+b') as file:\n        file.write(bytes(150 << 20))\n        file.flush()\n"
+        "        os.unlink('deleted')\n        library.mmap(None, 4096, 1, 1, file.fileno(), 0)\ntime.sleep(60)",
+        "limit-exceeded", "of files",
+    ),
+    "empty files": (
+        "[open(f'empty{i}', 'w').close() for i in range(4000)]\ntime.sleep(60)", "limit-exceeded", "of files",
+    ),
+    "sockets": ("held = [socket.socketpair() for _ in range(400)]\ntime.sleep(60)", "limit-exceeded", "of files"),
+    "the judge's memory": (
+        ARENAS.format(statement="[os.pwrite(file, bytes(1 << 20), i << 20) for i in range(300)]") + "time.sleep(60)",
+        "limit-exceeded", "of files",
+    ),
+    "the end of the judge's memory": (
+        ARENAS.format(statement="os.ftruncate(file, 0)") + "raise OSError('done')", "raised", "done",
+    ),
+    "memory of no process": (REFUSED, "raised", "all refused"),
+    "processes": ("for _ in range(6):\n    os.fork()\ntime.sleep(60)", "limit-exceeded", "processes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_candidate_cannot_exhaust_the_machine(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    statements, kind, reason = TAKEN[name]
     monkeypatch.setattr(worker_process, "MOST_MEMORY", 1 << 30)
     monkeypatch.setattr(worker_process, "MOST_DISK", 200 << 20)
     monkeypatch.setattr(worker_process, "MOST_PROCESSES", 40)
     candidate = tmp_path / "candidate.py"
-    candidate.write_text(MODEL + statements + "\n")
+    candidate.write_text(f"{MODEL}{statements}\n")
     with WorkerProcess(sandbox.strongest(), "cpu", readable=[tmp_path]) as worker:
         worker.ready(120)
-        with pytest.raises(WorkerFailure, match=failure[1]) as caught:
+        with pytest.raises(WorkerFailure, match=reason) as caught:
             worker.ask("load", str(candidate), "ModelNew", seconds=60)
-    assert caught.value.kind == failure[0]
+        assert worker.inputs.raw(1).shape == worker.inputs.raw(1).clone().shape, "it can be read"
+    assert caught.value.kind == kind
 
 
 @pytest.mark.parametrize("kind", [LANDLOCK, PROCESS, BUBBLEWRAP])
