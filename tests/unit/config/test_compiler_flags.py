@@ -43,8 +43,6 @@ def test_include_options_for_the_project_are_told_apart() -> None:
     assert compiler_flags.split_includes(flags) == (("-O2", "-I../up", "-I/opt/x"), ("inc", "a/b", "c", "."))
 
 
-
-
 @pytest.mark.parametrize(("flag", "reason"), REFUSED["host"].items())
 def test_flags_that_run_programs_or_read_files_are_refused(flag: str, reason: str) -> None:
     for flags in (
