@@ -237,6 +237,24 @@ def test_a_backend_bench_kernel_is_judged(tmp_path: Path) -> None:
         read_task(tmp_path / "trace.txt")
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("operator", "arguments", "problem"),
+    [
+        ("add.Tensor", "((__import__('os').mkdir('{}'),), {{}})", "is no value"),
+        ("add.Tensor", "((torch.load('{}'),), {{}})", "is no value"),
+        ("from_file.default", "(('{}', True, 8), {{}})", "aten.from_file.default opens files"),
+    ],
+)
+def test_a_trace_runs_no_code(tmp_path: Path, operator: str, arguments: str, problem: str) -> None:
+    made = tmp_path / "made"
+    write(tmp_path, {"trace.txt": f"Operator: aten.{operator}\ncnt: 1, {arguments.format(made)}\n"})
+    with pytest.raises(ConfigError, match=problem):
+        task = read_task(tmp_path / "trace.txt")
+        task.problem(task.sizes()).get_inputs()
+    assert not made.exists()
+
+
 def test_the_tolerance_is_the_formats(tmp_path: Path) -> None:
     loose = WORKLOAD | {
         "tolerance": {"max_atol": 0.5, "max_rtol": 0.0, "required_matched_ratio": 0.7, "max_error_cap": 2}
