@@ -85,7 +85,7 @@ def measure_speed(
     report = report_speed(shapes, timer)
     # One that failed at a later shape has times of the first ones only.
     report.speed = {name: speed for name, speed in report.speed.items() if name not in peers.missing}
-    report.missing = peers.missing
+    report.missing_peers = peers.missing
     return report
 
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kernel_format.files import replaced_directory
-from kernel_judge.judge.verdict import Verdict
 from kernel_judge.leaderboard.result import INVALID, Result, ranked
 from kernel_judge.leaderboard.roofline import roofline
 
@@ -63,7 +62,7 @@ def _group(task: str, device: str, group: Sequence[Result]) -> str:
 
 def _row(rank: int, result: Result) -> str:
     verdict = result.verdict
-    cells = [str(rank), result.candidate, _speed(verdict, "eager"), _speed(verdict, "compile")]
+    cells = [str(rank), result.candidate, *(str(verdict.speed.get(peer, "-")) for peer in ("eager", "compile"))]
     cells += [f"{verdict.share_of_limit:.0%}" if verdict.share_of_limit is not None else "-"]
     cells += [f"{verdict.sol_score:.2f}" if verdict.sol_score is not None else "-"]
     cells += [result.signature + (", suspicious" if verdict.suspicious else "")]
@@ -83,11 +82,6 @@ def _details(result: Result, rank: int | None) -> str:
         f"<details><summary>{_text(about)} (<span{kind}>{_text(result.signature)}</span>)</summary>"
         f'<ul class="small">{listed}</ul>{code}{log}</details>'
     )
-
-
-def _speed(verdict: Verdict, peer: str) -> str:
-    speed = verdict.speed.get(peer)
-    return f"{speed.ratio:.2f} ({speed.low:.2f} to {speed.high:.2f})" if speed else "-"
 
 
 def _text(text: str) -> str:

@@ -23,10 +23,12 @@ from kernel_format.signatures import PrivateKey, Signers, is_signed_by, key_bund
 from kernel_format.untrusted_paths import UnsafePath, checked_tree
 from kernel_judge.judge.candidate_files import candidate_digest, files_of
 from kernel_judge.judge.verdict import Verdict
+from kernel_judge.search.run_report import RunReport
 from kernel_tasks import read_task
 
 VALID, INVALID, UNSIGNED, UNKNOWN_KEY = "valid", "invalid", "unsigned", "by an unknown key"
 _MOST_BYTES = 4 << 20
+_LOG_BYTES = 20_000  # of the end of an agent's output
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def read_result(path: Path, signers: Signers) -> Result:
         for files in parts.values():
             checked_tree(files)
             assert all(isinstance(text, str) for text in files.values())
-        verdict = Verdict.from_json(json.dumps(whole["verdict"]))
+        verdict = Verdict.from_dict(whole["verdict"])
         _check_types(verdict)
     except (UnsafePath, ConfigError, ValueError, TypeError, AttributeError, AssertionError, RecursionError) as error:
         raise ConfigError(
@@ -174,7 +176,7 @@ def ranked(results: Sequence[Result], *, only_valid: bool) -> dict[tuple[str, st
     """Return the right results by task, its digest and device, the fastest first, each candidate once."""
     groups: dict[tuple[str, str, str], list[Result]] = {}
     accepted = {VALID} if only_valid else {VALID, UNSIGNED, UNKNOWN_KEY}
-    order = sorted(results, key=lambda result: (-ratio(result.verdict), result.content))
+    order = sorted(results, key=lambda result: (-result.verdict.ratio, result.content))
     for result in order:
         verdict = result.verdict
         if verdict.is_right and result.signature in accepted:
@@ -184,7 +186,16 @@ def ranked(results: Sequence[Result], *, only_valid: bool) -> dict[tuple[str, st
     return dict(sorted(groups.items()))
 
 
-def ratio(verdict: Verdict) -> float:
-    """Return the speed relative to eager; 0 if it was not measured."""
-    speed = verdict.speed.get("eager")
-    return speed.ratio if speed else 0.0
+def run_results(report: RunReport) -> list[Result]:
+    """Return the judged tries of searches with their code and the ends of their logs."""
+    results = []
+    for attempt in report.attempts:
+        for each in attempt.tries:
+            if each.verdict:
+                name = f"attempt {attempt.number}, try {each.number}, {attempt.agent}"
+                candidate, path = each.workspace.frozen_candidate(), each.workspace.log
+                code = texts_of(candidate, errors="replace") if candidate else {}
+                log = read_file(path, tail=_LOG_BYTES).decode(errors="replace") if path.exists() else ""
+                content = json.dumps({"verdict": each.verdict.as_dict(), "candidate": code}, sort_keys=True).encode()
+                results.append(Result(each.verdict, name, {"candidate": code}, log, UNSIGNED, content))
+    return results
