@@ -183,11 +183,27 @@ MODEL = "import os, time\nimport torch\n\nclass ModelNew(torch.nn.Module):\n    
             ("limit-exceeded", "of files"),
         ),
         ("os.write(os.memfd_create('m'), bytes(300 << 20))\ntime.sleep(60)", ("limit-exceeded", "of files")),
+        (
+            "open_files = [f'/proc/self/fd/{name}' for name in os.listdir('/proc/self/fd')]\n"
+            "(arena, *_) = [file for file in open_files if os.path.exists(file) and 'arena' in os.readlink(file)]\n"
+            "os.pwrite(int(arena.rpartition('/')[2]), bytes(300 << 20), 1 << 30)\ntime.sleep(60)",
+            ("limit-exceeded", "of files"),
+        ),
         ("[open(f'empty{i}', 'w').close() for i in range(4000)]\ntime.sleep(60)", ("limit-exceeded", "of files")),
         ("open('/dev/shm/file', 'wb').write(bytes(1 << 20))", ("raised", "OSError|PermissionError")),
         ("for _ in range(6):\n    os.fork()\ntime.sleep(60)", ("limit-exceeded", "processes")),
     ],
-    ids=["memory", "memory-of-all", "disk", "deleted-file", "memory-file", "empty-files", "shared-memory", "processes"],
+    ids=[
+        "memory",
+        "memory-of-all",
+        "disk",
+        "deleted-file",
+        "memory-file",
+        "arena",
+        "empty-files",
+        "shared-memory",
+        "processes",
+    ],
 )
 def test_a_candidate_cannot_exhaust_the_machine(
     statements: str, failure: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
