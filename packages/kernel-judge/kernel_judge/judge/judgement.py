@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -286,7 +285,4 @@ def _arena_bytes(device: str) -> int:
 def _device_name(device: str) -> str:
     if device == "cpu":
         return f"cpu, {torch.get_num_threads()} threads"
-    if not torch.cuda.is_available():
-        return "no GPU"
-    name: Any = torch.cuda.get_device_name()
-    return str(name)
+    return str(torch.cuda.get_device_name()) if torch.cuda.is_available() else "no GPU"

@@ -48,7 +48,7 @@ class PeerWorkers(ExitStack):
                     worker.start("model", number, *reference.model_arguments(mode))
                 for number, reference in enumerate(references):
                     given = reference.arguments(reference.seed)
-                    calls, slots = place(worker, reference, [given], append=number > 0)
+                    calls, slots = place(worker, [given], reference.results, append=number > 0)
                     synchronize(reference.device)
                     worker.start("call", number, calls[0], slots[0], reference.seed, None)
                 self._waiting[mode] = 3 + 2 * len(references)

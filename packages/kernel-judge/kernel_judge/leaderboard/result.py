@@ -24,12 +24,10 @@ from kernel_format.untrusted_paths import UnsafePath, checked_tree
 from kernel_judge.judge.candidate import frozen
 from kernel_judge.judge.candidate_files import candidate_digest, files_of
 from kernel_judge.judge.verdict import Verdict
-from kernel_judge.search.run_report import RunReport
 from kernel_tasks import read_task
 
 VALID, INVALID, UNSIGNED, UNKNOWN_KEY = "valid", "invalid", "unsigned", "by an unknown key"
 _MOST_BYTES = 4 << 20
-_LOG_BYTES = 20_000  # of the end of an agent's output
 
 
 @dataclass(frozen=True)
@@ -190,18 +188,3 @@ def ranked(results: Sequence[Result], *, only_valid: bool) -> dict[tuple[str, st
             if all(other.verdict.candidate_digest != verdict.candidate_digest for other in group):
                 group.append(result)
     return dict(sorted(groups.items()))
-
-
-def run_results(report: RunReport) -> list[Result]:
-    """Return the judged tries of searches with their code and the ends of their logs."""
-    results = []
-    for attempt in report.attempts:
-        for each in attempt.tries:
-            if each.verdict:
-                name = f"attempt {attempt.number}, try {each.number}, {attempt.agent}"
-                candidate, path = each.workspace.frozen_candidate(), each.workspace.log
-                code = texts_of(candidate, errors="replace") if candidate else {}
-                log = read_file(path, tail=_LOG_BYTES).decode(errors="replace") if path.exists() else ""
-                content = json.dumps({"verdict": each.verdict.as_dict(), "candidate": code}, sort_keys=True).encode()
-                results.append(Result(each.verdict, name, {"candidate": code}, log, UNSIGNED, content))
-    return results
