@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import kernel_format
@@ -26,6 +25,7 @@ import kernel_tasks
 from kernel_builder import api
 from kernel_format.files import temporary_directory
 from kernel_judge.judge.arena import Arena
+from kernel_judge.judge.evaluation import FAILURES
 from kernel_judge.judge.process_tree import (
     descendants,
     disk_bytes,
@@ -67,7 +67,7 @@ class WorkerFailure(Exception):
         self.kind = kind
 
 
-class WorkerProcess:
+class WorkerProcess(ExitStack):
     """A worker in its sandbox, with a scratch home, the only directory that it may write.
 
     It may read `readable` beside the system and Python. It shares the arenas `inputs` and `outputs` with this process;
@@ -83,11 +83,11 @@ class WorkerProcess:
         arena_bytes: int = 0,
         threads: int = 1,
     ) -> None:
+        super().__init__()
         self._device = device
         self._suspended: dict[int, float] = {}  # processes -> their CPU time
         # Of the commands that are not answered yet: an answer has that of its command. It starts with one of its own.
         self._tokens: deque[str | None] = deque([None])
-        self._stack = ExitStack()
         with ExitStack() as opened:
             self.scratch = opened.enter_context(temporary_directory())
             self.inputs, self.outputs = (Arena(device, arena_bytes) for _ in range(2))
@@ -122,15 +122,7 @@ class WorkerProcess:
                     start_new_session=True,
                 )
             opened.callback(self._kill)
-            self._stack = opened.pop_all()
-
-    def __enter__(self) -> WorkerProcess:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+            self.callback(opened.pop_all().close)
 
     def ready(self, seconds: float) -> None:
         """Wait until the worker has imported Torch, and open the arenas in it."""
@@ -159,7 +151,7 @@ class WorkerProcess:
             raise WorkerFailure("died", self._death()) from None
         except ValueError:
             raise WorkerFailure("forged-answer", "it writes into the judge's connection") from None
-        known = isinstance(answer, dict) and ("value" in answer or isinstance(answer.get("failed"), str))
+        known = isinstance(answer, dict) and ("value" in answer or answer.get("failed") in FAILURES)
         if not known or answer.get("token") != self._tokens.popleft():
             raise WorkerFailure("forged-answer", "it writes into the judge's connection")
         if "failed" in answer:
@@ -178,6 +170,7 @@ class WorkerProcess:
         memory = memory_bytes(processes, MOST_MEMORY) if len(processes) <= MOST_PROCESSES else 0
         arenas = [*self.inputs.descriptors, *self.outputs.descriptors]
         files = disk_bytes(self.scratch) + nameless_bytes(processes, arenas)
+        files += self.inputs.excess() + self.outputs.excess()
         for name, used, most, unit in (
             ("processes", len(processes), MOST_PROCESSES, 1),
             ("GB of memory", memory, MOST_MEMORY, 1e9),

@@ -21,6 +21,7 @@ from kernel_format.errors import ConfigError
 from kernel_format.files import temporary_directory
 from kernel_format.signatures import PrivateKey, Signers, is_signed_by, key_bundle
 from kernel_format.untrusted_paths import UnsafePath, checked_tree
+from kernel_judge.judge.candidate import frozen
 from kernel_judge.judge.candidate_files import candidate_digest, files_of
 from kernel_judge.judge.verdict import Verdict
 from kernel_tasks import read_task
@@ -64,7 +65,12 @@ class Result:
 
 def signed_result(verdict: Verdict, candidate: Path, task: Path, key: PrivateKey) -> str:
     """Return a verdict with the candidate and the task as a signed JSON object on one line."""
-    content = {"verdict": verdict.as_dict(), "candidate": texts_of(candidate), "task": texts_of_task(task)}
+    with frozen(candidate, read_task(task)) as copy:
+        texts = texts_of(copy)
+        if candidate_digest(copy) != verdict.candidate_digest:
+            hint = "judge it again"
+            raise ConfigError("is not the candidate that was judged", where=str(candidate), hint=hint)
+    content = {"verdict": verdict.as_dict(), "candidate": texts, "task": texts_of_task(task)}
     return json.dumps({**content, "signature": json.loads(key_bundle(_canonical(content), key))})
 
 
@@ -108,7 +114,7 @@ def read_result(path: Path, signers: Signers) -> Result:
         for files in parts.values():
             checked_tree(files)
             assert all(isinstance(text, str) for text in files.values())
-        verdict = Verdict.from_json(json.dumps(whole["verdict"]))
+        verdict = Verdict.from_dict(whole["verdict"])
         _check_types(verdict)
     except (UnsafePath, ConfigError, ValueError, TypeError, AttributeError, AssertionError, RecursionError) as error:
         raise ConfigError(
@@ -174,7 +180,7 @@ def ranked(results: Sequence[Result], *, only_valid: bool) -> dict[tuple[str, st
     """Return the right results by task, its digest and device, the fastest first, each candidate once."""
     groups: dict[tuple[str, str, str], list[Result]] = {}
     accepted = {VALID} if only_valid else {VALID, UNSIGNED, UNKNOWN_KEY}
-    order = sorted(results, key=lambda result: (-ratio(result.verdict), result.content))
+    order = sorted(results, key=lambda result: (-result.verdict.ratio, result.content))
     for result in order:
         verdict = result.verdict
         if verdict.is_right and result.signature in accepted:
@@ -182,9 +188,3 @@ def ranked(results: Sequence[Result], *, only_valid: bool) -> dict[tuple[str, st
             if all(other.verdict.candidate_digest != verdict.candidate_digest for other in group):
                 group.append(result)
     return dict(sorted(groups.items()))
-
-
-def ratio(verdict: Verdict) -> float:
-    """Return the speed relative to eager; 0 if it was not measured."""
-    speed = verdict.speed.get("eager")
-    return speed.ratio if speed else 0.0
