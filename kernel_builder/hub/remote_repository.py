@@ -29,6 +29,7 @@ from packaging.version import Version
 
 from kernel_builder import network, toml_file
 from kernel_builder.hub.content import Content, RemoteFile
+from kernel_builder.hub.rate_limit import RateLimited, sent_again
 from kernel_builder.progress import Progress
 from kernel_format.errors import HubError, VerificationError
 from kernel_format.files import size_limit
@@ -117,6 +118,7 @@ class RemoteRepository:
                 hint="run `hf auth login`, or set HF_TOKEN to a token with write access to the organization",
             )
 
+    @sent_again
     def is_private(self) -> bool | None:
         """Return whether the repository is private; None if it does not exist, or the token has no access to it."""
         with self._translated_errors("read the repository"):
@@ -125,6 +127,7 @@ class RemoteRepository:
             except RepositoryNotFoundError:
                 return None
 
+    @sent_again
     def branches(self) -> Mapping[str, str]:
         """Return the branches and the commits that they point to; empty if there is no repository."""
         with self._translated_errors("list its branches"):
@@ -139,6 +142,7 @@ class RemoteRepository:
                 f"unsafe name of a branch: {error}", where=f"{self.repo_id} on {self.api.endpoint}"
             ) from error
 
+    @sent_again
     def files(self, revision: str) -> Mapping[str, RemoteFile]:
         """Return every file of a revision, by path."""
         with self._translated_errors(f"list the files of {revision}"):
@@ -156,6 +160,7 @@ class RemoteRepository:
             for entry in entries
         }
 
+    @sent_again
     def read_range(self, revision: str, path: str, start: int, stop: int) -> bytes:
         """Return the bytes of a file between two offsets."""
         url = hf_hub_url(self.repo_id, path, repo_type=_TYPE, revision=revision, endpoint=self.api.endpoint)
@@ -179,6 +184,7 @@ class RemoteRepository:
             )
         return bytes(data)
 
+    @sent_again
     def download(self, revision: str, patterns: Sequence[str]) -> Path:
         """Download the files of a revision that match into the Hub's cache, and return their directory."""
         with self._translated_errors(f"download from {revision}"):
@@ -187,6 +193,7 @@ class RemoteRepository:
             )
             return Path(str(directory))
 
+    @sent_again
     def download_into(self, directory: Path, revision: str, files: Mapping[str, RemoteFile]) -> None:
         """Download the listed files, and no others."""
         largest = max((remote.size for remote in files.values()), default=0)
@@ -213,16 +220,19 @@ class RemoteRepository:
                 "the Hub sends more bytes than it lists", where=f"{self.repo_id}@{revision} on {self.api.endpoint}"
             ) from error
 
+    @sent_again
     def create(self, *, private: bool) -> None:
         """Create the repository, if it does not exist."""
         with self._translated_errors("create the repository"):
             self.api.create_repo(self.repo_id, repo_type=_TYPE, private=private, exist_ok=True)
 
+    @sent_again
     def create_branch(self, name: str) -> None:
         """Create a branch at the head of `main`, if it does not exist."""
         with self._translated_errors(f"create the branch {name}"):
             self.api.create_branch(self.repo_id, repo_type=_TYPE, branch=name, exist_ok=True)
 
+    @sent_again
     def commit(
         self,
         branch: str,
@@ -267,6 +277,7 @@ class RemoteRepository:
                 create_pr=create_pr,
             )
 
+    @sent_again
     def merge_pull_request(self, number: int, commit: str) -> str:
         """Merge a pull request that is at this commit, and return the commit that its branch then points to.
 
@@ -313,9 +324,8 @@ class RemoteRepository:
             return Conflict(f"cannot {action}: {message}", where=where, hint=f"another publisher moved it; {_AGAIN}")
         if status is not None:
             if status == HTTPStatus.TOO_MANY_REQUESTS:
-                wait = error.response.headers.get("Retry-After")  # type: ignore[attr-defined]
-                hint = f"wait {f'{wait} seconds' if wait else 'a minute'}; then {_AGAIN}"
-                return HubError(f"cannot {action}: the Hub limits the requests (status 429)", where=where, hint=hint)
+                headers = error.response.headers  # type: ignore[attr-defined]
+                return RateLimited(f"cannot {action}: the Hub limits the requests (status 429)", where, headers)
             known = _HINTS.get(status, _AGAIN if status >= HTTPStatus.INTERNAL_SERVER_ERROR else None)
             return HubError(f"cannot {action}: {message} (status {status})", where=where, hint=known)
         if isinstance(error, ConnectionError) or type(error).__name__ in _UNREACHED:

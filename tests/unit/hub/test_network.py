@@ -28,7 +28,7 @@ class Page(QuietHandler):
     """Answers with a page, and below /limited with the request to wait."""
 
     def do_GET(self) -> None:
-        self.send(429 if self.path.startswith("/limited") else 200, b"log in", Retry_After="7")
+        self.send(429 if self.path.startswith("/limited") else 200, b"log in", Retry_After="900")
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("path", "token", "proxy", "message", "hint"),
     [
         ("", None, "", "login page of a network", "HF_ENDPOINT"),
-        ("/limited", None, "", "limits the requests", "wait 7 seconds"),
+        ("/limited", None, "", "limits the requests", "wait 900 seconds"),
         ("", "hf_\xe4", "", "characters other than ASCII", "hf auth login"),
         ("", None, "http://me:secret@127.0.0.1:9", "through the proxy http://127.0.0.1:9 (HTTP_PROXY", "HF_ENDPOINT"),
     ],
