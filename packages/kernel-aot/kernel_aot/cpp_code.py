@@ -98,7 +98,7 @@ def _prepared(op: Op) -> Iterator[str]:
     yield ""
     yield f"const aot::Device device({first}.get_device_index());"
     for output in op.outputs:
-        code = output.dtype.cpp if output.dtype else f"aot::dtype({output.like})"
+        code = output.dtype_code
         zeros = str(output.zeros).lower()
         if output.like:
             yield f'Tensor {output.name} = aot::allocate_like({output.like}, "{output.like}", {code}, {zeros});'
@@ -123,27 +123,38 @@ def configuration(op: Op) -> str:
 
 def _checks(op: Op) -> Iterator[str]:
     """Yield the checks of the tensors, and the conditions of aot.toml."""
-    first, of_dtype = op.first_tensor, ""
+    first, codes = op.first_tensor, {name: f"aot::dtype({name})" for name in op.tensors}
     for name in op.tensors:
         yield f'aot::check_device({name}, "{name}", {first}, "{first}");'
-    for argument in op.arguments:
-        tensor = argument.value.cpp
-        if tensor not in op.tensors:
-            continue
-        if argument.type == "*T" and not of_dtype:
-            of_dtype = tensor
-            codes = ", ".join(f"aot::dtype_{dtype}()" for dtype in op.dtypes)
+    codes |= {output.name: output.dtype_code for output in op.outputs}  # the kernel writes what the op allocates
+    own = [argument for argument in op.arguments if argument.value.cpp in codes]
+    own.sort(key=lambda argument: argument.value.cpp not in op.tensors)
+    t = next((codes[argument.value.cpp] for argument in own if argument.type == "*T"), "")
+    checked = {}
+    for argument in own:
+        code = codes[argument.value.cpp]
+        name = _tensor(code) or argument.value.cpp
+        dtype = DTYPES.get(argument.type[1:], "")
+        if dtype and code != f"aot::dtype_{dtype}()":
+            checked[code, dtype] = f'aot::check_dtype({code}, "{name}", aot::dtype_{dtype}(), "{dtype}");'
+        elif not dtype and code != t:
+            expected = f"of the dtype of {_tensor(t) or t}"
+            checked[code, "T"] = f'aot::check_dtype({code}, "{name}", {t}, "{expected}");'
+        elif not dtype:
+            known = ", ".join(f"aot::dtype_{each}()" for each in op.dtypes)
             expected = f"{', '.join(op.dtypes[:-1])} or {op.dtypes[-1]}" if op.dtypes[1:] else op.dtypes[0]
             used = "const int dtype = " if len(op.dtypes) > 1 else ""
-            yield f'{used}aot::dtype_index({tensor}, "{tensor}", {{{codes}}}, "{expected}");'
-        elif argument.type == "*T":
-            yield f'aot::check_dtype({tensor}, "{tensor}", aot::dtype({of_dtype}), "of the dtype of {of_dtype}");'
-        else:
-            dtype = DTYPES[argument.type[1:]]
-            yield f'aot::check_dtype({tensor}, "{tensor}", aot::dtype_{dtype}(), "{dtype}");'
+            checked[code, "T"] = f'{used}aot::dtype_index({code}, "{name}", {{{known}}}, "{expected}");'
+    yield from checked.values()
     yield from (f'aot::check_contiguous({name}, "{name}");' for name in op.contiguous)
     for condition in op.requires:
         yield f'aot::require({condition.cpp}, "{condition.python}", {{{", ".join(condition.sides)}}});'
+
+
+def _tensor(code: str) -> str | None:
+    """Return the tensor whose dtype a C++ expression is."""
+    match = re.fullmatch(r"aot::dtype\((\w+)\)", code)
+    return match[1] if match else None
 
 
 def _values(op: Op) -> Iterator[str]:

@@ -88,15 +88,13 @@ inline void check_contiguous(const Tensor& tensor, const char* name) {
   if (!tensor.is_contiguous()) fail(std::string(name) + " must be contiguous");
 }
 
-inline void check_dtype(const Tensor& tensor, const char* name, int32_t code, const char* expected) {
-  if (dtype(tensor) != code) fail(std::string(name) + " must be " + expected);
+inline void check_dtype(int32_t code, const char* name, int32_t expected_code, const char* expected) {
+  if (code != expected_code) fail(std::string(name) + " must be " + expected);
 }
 
-// Returns the position of the tensor's dtype in a list.
-inline int dtype_index(const Tensor& tensor, const char* name, std::initializer_list<int32_t> codes,
-                       const char* expected) {
+// Returns the position of a dtype in a list.
+inline int dtype_index(int32_t code, const char* name, std::initializer_list<int32_t> codes, const char* expected) {
   int index = 0;
-  const int32_t code = dtype(tensor);
   for (const int32_t known : codes) {
     if (code == known) return index;
     ++index;
