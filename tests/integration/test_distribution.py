@@ -16,6 +16,7 @@ import pytest
 import tomli
 from packaging.requirements import Requirement
 
+from kernel_builder.steps.ninja_run import find_ninja
 from tests.support.git import git
 from tests.support.places import CUDA, LIBRARIES, ROOT
 from tests.support.triton_store import require_triton
@@ -149,6 +150,7 @@ def command(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     site = next((environment / "lib").glob("python*/site-packages"))
     dependencies = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     (site / "dependencies.pth").write_text("\n".join(dependencies) + "\n")
+    (environment / "bin/ninja").symlink_to(find_ninja())
     for name in DISTRIBUTIONS.values():
         where = run(python, "-c", f"import {name}; print({name}.__file__)", cwd=environment).strip()
         assert Path(where).is_relative_to(site)

@@ -44,6 +44,7 @@ AOT = """source = "torch-ext/scale/kernels.py"
 kernel = "scale_kernel"
 dtypes = ["float16", "float32"]
 divisible = ["x_ptr", "n"]
+prefer_shared = true
 config = [{ FLAG = false, num_warps = 2 }, { FLAG = true }]
 """
 
@@ -77,7 +78,7 @@ def test_both_kinds_of_variants_are_offered_and_the_code_follows_the_table(tmp_p
     assert "scale_kernels[(dtype * 2 + config) * 3 + hints]" in code
     assert max(map(len, code.splitlines())) <= 120
     assert cubins.count("#if CUDART_VERSION >= 13000") == 2
-    assert "{90, false, image_0, 0, 0}" in cubins
+    assert "{90, false, image_0, 0, 0}" in cubins and '{"scale_kernel", 64, true, images_0, ' in cubins
     module = python_code.module([op], KERNELS, "kernels.py", 1)
     ast.parse(module)
     assert "import triton" not in module
