@@ -126,6 +126,7 @@ class Extension:
     """An extension, with the arguments of setuptools' `Extension` as attributes that the script may change."""
 
     _kind = "cpu"
+    include_dirs: list[Any]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._line = line()
@@ -315,9 +316,16 @@ def main() -> None:
         for name, command in commands.items()
         if isinstance(command, type)
     ]
+    left_out += [
+        (0, f"{key} of setup(): {settings[key]}: the builder reads the extensions only")
+        for key in ("libraries", "options")
+        if settings.get(key)
+    ]
     in_setup = [extension for extension in extensions if any(extension is entry for entry in declared)]
     kept = []
     for extension in extensions:
+        # setuptools adds the include_dirs of setup() to those of every extension.
+        extension.include_dirs = [*extension.include_dirs, *settings.get("include_dirs", ())]
         arguments = plain({name: value for name, value in vars(extension).items() if name[0] != "_"})
         if extension._kind == "xpu":
             reason = "is for XPU: the builder compiles none"
