@@ -11,6 +11,7 @@ from http import HTTPStatus
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import huggingface_hub
 from huggingface_hub import (
@@ -103,7 +104,13 @@ class RemoteRepository:
         return f"{self.api.endpoint}/kernels/{self.repo_id}"
 
     def require_write(self) -> None:
-        """Raise if every later write would fail: without a token, or with a client that is too old."""
+        """Raise if every later write would fail: without a token, below a path, or with a client that is too old."""
+        if path := urlsplit(self.api.endpoint).path.strip("/"):
+            raise HubError(
+                f"a Hub below the path /{path} can be read only: the addresses that it names for uploads lack the path",
+                where=self.api.endpoint,
+                hint="give the Hub a host name or a port of its own",
+            )
         version = Version(huggingface_hub.__version__)
         if version < _WRITES_KERNELS:
             raise HubError(

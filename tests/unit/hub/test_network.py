@@ -63,6 +63,11 @@ def test_a_request_to_a_hub_names_the_cause_of_its_failure(
     assert "secret" not in str(caught.value)
 
 
+def test_a_hub_below_a_path_is_not_written_to() -> None:
+    with pytest.raises(HubError, match="below the path /mirror can be read only"):
+        RemoteRepository("org/kernel", endpoint="http://127.0.0.1:9/mirror", token="hf_a").require_write()
+
+
 def test_an_index_is_not_used_where_pip_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(FetchError, match="PIP_NO_INDEX forbids"):

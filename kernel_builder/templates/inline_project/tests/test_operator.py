@@ -22,7 +22,7 @@ ${arguments}
 
 
 def expected(name, *arguments):
-    return getattr(kernel, name)(*arguments)  # Not written yet: the formula, in PyTorch
+    pytest.skip(f"Not written yet: the formula of {name}, in PyTorch")
 
 
 def assert_same(actual, expected):
