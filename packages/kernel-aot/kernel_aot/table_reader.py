@@ -10,7 +10,7 @@ from typing import Any
 
 from kernel_aot.expressions import Expression, is_plain, translate
 from kernel_aot.launch_function import KEYS, read_launch_function
-from kernel_aot.ops import DTYPES, Argument, Config, Op, Output, Parameter
+from kernel_aot.ops import Argument, Config, Op, Output, Parameter
 from kernel_format.errors import ConfigError
 
 OPTIONS = {"num_warps": 4, "num_stages": 3}
@@ -54,7 +54,7 @@ class Reader:
         self.scope |= {parameter.name: parameter.kind for parameter in parameters}
         outputs = tuple(self.output(name, text) for name, text in table["outputs"].items())
         self.scope |= dict.fromkeys(table["outputs"], "Tensor")
-        arguments = tuple(self.arguments({output.name: output.dtype_code for output in outputs}))
+        arguments = tuple(self.arguments())
         values = {argument.name: argument.value.kind for argument in arguments if not argument.is_tensor}
         scope = {**values, **self.scope}
         constants = {**derived.get("constants", {}), **table.get("constants", {})}
@@ -119,8 +119,8 @@ class Reader:
             raise self.error("outputs", f"{ast.unparse(keywords[0])} is no dtype", hint)
         return found
 
-    def arguments(self, allocated: Mapping[str, str]) -> Iterator[Argument]:
-        """Yield the arguments of the kernel; `allocated` has the C++ expressions of the outputs' dtypes."""
+    def arguments(self) -> Iterator[Argument]:
+        """Yield the arguments of the kernel."""
         names, types = self.names, self.table.get("types", {})
         for key in ("arguments", "types"):
             for name in self.table.get(key, {}):
@@ -137,9 +137,6 @@ class Reader:
                 raise self.error("types", f"{name} is {kind}, and its value is a {value.kind}", "correct one of them")
             if "T" in kind and not self.table.get("dtypes"):
                 raise self.error("dtypes", f"{name} has the type {kind}, and no dtypes are listed", "list them")
-            constant = re.fullmatch(r"aot::dtype_(\w+)\(\)", allocated.get(value.python, ""))
-            if constant and kind != "*T" and constant[1] != DTYPES[kind[1:]]:
-                raise self.error("types", f"{name} is {kind}, and its value has {constant[1]}", "correct one of them")
             yield Argument(name, value, kind, bool(divisor))
 
     def configs(self, scope: Mapping[str, str], constants: Mapping[str, Any]) -> Iterator[Config]:

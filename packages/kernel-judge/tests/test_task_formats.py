@@ -121,6 +121,11 @@ def test_a_gpu_mode_task_has_its_own_rule_workloads_and_modules(gpu_mode: Path, 
     assert [case["sizes"]["rows"] for case in right.cases] == [40]
     submission.write_text("def custom_kernel(data):\n    return data[0].div_(4), 3 * data[0]\n")
     assert verdict(submission, gpu_mode).is_right, "the format lets a submission write to its inputs"
+    submission.write_text("def custom_kernel(data):\n    return data[0].double() / 2, data[0].double() / 2\n")
+    wide = verdict(submission, gpu_mode, rounds=1)
+    assert wide.is_right and "float64, float64, the reference's float32, float32" in " ".join(wide.suspicious)
+    submission.write_text("def custom_kernel(data):\n    return data[0].half() / 2, data[0].half() / 2\n")
+    assert "the sum is wrong" in verdict(submission, gpu_mode).reason, "the format's rule has the candidate's dtypes"
     submission.write_text("def custom_kernel(data):\n    return data[0] / 2, data[0] / 3\n")
     wrong = verdict(submission, gpu_mode)
     assert wrong.rejected_as == "wrong-result" and "the sum is wrong" in wrong.reason
@@ -141,13 +146,17 @@ def test_a_saved_task_is_complete(gpu_mode: Path, tmp_path: Path) -> None:
     assert "custom_kernel(data)" in text and "rows=40" in text and "check_implementation" in text
 
 
-def test_a_task_that_needs_a_gpu_exits_with_11(gpu_mode: Path, tmp_path: Path) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    reference = gpu_mode / "reference.py"
-    reference.write_text(reference.read_text().replace("torch.empty(rows, 8)", 'torch.empty(rows, 8, device="cuda")'))
+def test_a_task_that_needs_a_gpu_or_more_memory_exits_with_11(gpu_mode: Path, tmp_path: Path) -> None:
     submission = tmp_path / "submission.py"
     submission.write_text("def custom_kernel(data):\n    return data\n")
+    reference = gpu_mode / "reference.py"
+    text = reference.read_text()
+    reference.write_text(text.replace("x, buffer = data", "raise torch.OutOfMemoryError('40 GiB')"))
+    done = CliRunner().invoke(main, ["judge", str(submission), "--task", str(gpu_mode)])
+    assert done.exit_code == 11 and "needs more memory than is free: OutOfMemoryError: 40 GiB" in done.stdout
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    reference.write_text(text.replace("torch.empty(rows, 8)", 'torch.empty(rows, 8, device="cuda")'))
     done = CliRunner().invoke(main, ["judge", str(submission), "--task", str(gpu_mode)])
     assert done.exit_code == 11 and "reference.py: generate_input needs a GPU" in done.stdout
 

@@ -339,7 +339,8 @@ def strings(value: Any) -> Iterator[str]:
 
 
 STRANGE = """
-flags = ["-O3", "-std=c++17", "-fopenmp", f"-I{here}/inc", "-I/home/me/lib", "-ObjC++", "-Wall", "-L/opt", "-lfoo", "-Wl,-z,now"]
+flags = ["-O3", "-std=c++17", "-fopenmp", f"-I{here}/inc", "-I/home/me/lib", "-ObjC++", "-Wall", "-L/opt", "-lfoo"]
+flags += ["-Wl,-z,now"]
 nvcc = ["-Xptxas", "-v", "-shared", "-gencode", "arch=compute_80,code=[sm_80,compute_80]", "--threads", "4"]
 setup(
     name="svox2", include_dirs=["common"], libraries=[("z", {"sources": ["z.c"]})],

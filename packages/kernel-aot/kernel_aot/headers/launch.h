@@ -99,18 +99,18 @@ inline void check_contiguous(const Tensor& tensor, const char* name) {
   if (!tensor.is_contiguous()) fail(std::string(name) + " must be contiguous");
 }
 
-inline void check_dtype(int32_t code, const char* name, int32_t expected_code, const char* expected) {
-  if (code != expected_code) fail(std::string(name) + " must be " + expected);
+inline void check_dtype(int32_t code, const char* name, int32_t expected, const char* text) {
+  if (code != expected) fail(std::string(name) + " must be " + text);
 }
 
 // Returns the position of a dtype in a list.
-inline int dtype_index(int32_t code, const char* name, std::initializer_list<int32_t> codes, const char* expected) {
+inline int dtype_index(int32_t code, const char* name, std::initializer_list<int32_t> codes, const char* text) {
   int index = 0;
   for (const int32_t known : codes) {
     if (code == known) return index;
     ++index;
   }
-  fail(std::string(name) + " must be " + expected);
+  fail(std::string(name) + " must be " + text);
 }
 
 inline void require(bool holds, const char* condition, std::initializer_list<int64_t> values) {

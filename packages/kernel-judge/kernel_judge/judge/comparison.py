@@ -149,7 +149,7 @@ class ErrorRule:
         """Return whether results agree with eager's, without float64, within the errors that were noted."""
         for number, (result, plain) in enumerate(zip(results, eager, strict=True)):
             if not plain.is_floating_point():
-                if not torch.equal(result, plain) and not self.worst:
+                if not torch.equal(result.to(plain.dtype), plain) and not self.worst:
                     return False
                 continue
             a, b = result.double(), plain.double()

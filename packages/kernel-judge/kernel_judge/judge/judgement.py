@@ -23,6 +23,7 @@ from kernel_format.errors import (
 )
 from kernel_format.files import temporary_directory
 from kernel_judge.judge.candidate import MODEL, Candidate, read_candidate
+from kernel_judge.judge.gpu_memory import is_exhausted, taken_by_others
 from kernel_judge.judge.peer_workers import COMPILED, PeerWorkers
 from kernel_judge.judge.reference import Reference
 from kernel_judge.judge.result_checks import RejectedError, ResultChecks
@@ -94,7 +95,7 @@ def judge(request: JudgeRequest, notify: Notify = lambda message: None) -> Verdi
     choice = random.Random(secrets.randbits(64) if request.seed is None else request.seed)
     judgement = _Judgement(request, task, candidate, device, choice, notify)
     rejected: RejectedError | None = None
-    word, reason, speed = RIGHT, "", SpeedReport()
+    word, reason, speed, exhausted = RIGHT, "", SpeedReport(), ""
     try:
         if device == "cuda" and not torch.cuda.is_available():
             raise _CannotJudgeError("it is to run on a GPU, and Torch finds none: --device cpu judges it on the CPU")
@@ -102,9 +103,19 @@ def judge(request: JudgeRequest, notify: Notify = lambda message: None) -> Verdi
     except (_CannotJudgeError, MachineError) as error:
         word, reason = NOT_JUDGED, str(error)
     except RejectedError as error:
-        word, reason, rejected = WRONG, str(error), error
+        # Without its traceback, whose frames keep memory of the GPU.
+        word, reason, rejected = WRONG, str(error), RejectedError(error.kind, str(error), error.case)
     except WorkerFailure as failure:
         word, reason, rejected = WRONG, str(failure), RejectedError(failure.kind, str(failure))
+    except Exception as error:
+        exhausted = f"{type(error).__name__}: {error}"
+        if not is_exhausted(exhausted):
+            raise
+    if exhausted:
+        others = taken_by_others() if device == "cuda" else ""
+        word, reason = NOT_JUDGED, f"the judge itself needs more memory than is free: {others or exhausted}"
+    if rejected and device == "cuda" and is_exhausted(reason) and (others := taken_by_others()):
+        word, reason, rejected = NOT_JUDGED, f"it ran out of memory, but {others}: {reason}", None
     if rejected and rejected.kind == "raised" and _NEEDS_TOOL.search(reason):
         word, reason, rejected = NOT_JUDGED, f"it needs a program or package that is not here: {reason}", None
     if rejected and rejected.kind == "raised" and not torch.cuda.is_available() and _NEEDS_GPU.search(reason):

@@ -219,6 +219,10 @@ class ModelRunner:
                     raise _Refusal("forged-answer", "a result is in the judge's memory; return memory of your own")
                 target.copy_(result)
 
+    def dtypes(self) -> list[str]:
+        """Return the names of the dtypes of the results of the last call."""
+        return [str(result.dtype).removeprefix("torch.") for result in self._held[0]]
+
     def layout(self) -> list[list[list[int]]]:
         """Return the strides of the results of the last command."""
         return [[list(result.stride()) for result in held] for held in self._held]

@@ -141,8 +141,9 @@ class _TimedRuns:
                 for name, samples in runs.items():
                     samples.append(taken[name])
         self._copying = _RunTime(*map(min, zip(*copying, strict=True)))
-        overhead = self._copying.seconds
-        each = {name: [_net(run, overhead) / self._calls for run in taken] for name, taken in runs.items()}
+        overhead = dict.fromkeys(runs, self._copying.seconds)
+        overhead[CANDIDATE] *= self._reference.accepted_share()
+        each = {name: [_net(run, overhead[name]) / self._calls for run in taken] for name, taken in runs.items()}
         return TimedShape(self._reference, self._given, self._calls, each)
 
     def _lengthen(self) -> None:
@@ -214,7 +215,8 @@ class _TimedRuns:
     def _run(self, name: str, calls: Sequence[Arguments]) -> _RunTime:
         """Return the duration of one run, and keep its results for `_compare`."""
         worker = self._worker if name == CANDIDATE else self._peers.workers[name]
-        placed, slots = reserve(worker, self._reference, calls)
+        accepted = self._reference.accepted if name == CANDIDATE else None
+        placed, slots = reserve(worker, self._reference, calls, accepted)
         worker.ask("prepare", placed, slots, seconds=self._seconds)
         # From here on, the worker's processes run only while the clock does, and none slows down another worker.
         worker.stop()
