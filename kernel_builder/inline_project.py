@@ -88,8 +88,8 @@ def _files_for_authors(source: str, functions: Sequence[str], values: dict[str, 
         tensor = types.index("Tensor") if "Tensor" in types else None
         results = result.count("Tensor")
         if result == "void" or (tensor is not None and re.fullmatch(r"(std::tuple<)?(Tensor(, |>)?)+", result)):
-            copies = [f"torch.empty_like(args[{tensor}])"] * results
-            fakes[function] = copies[0] if results == 1 else _tuple(copies) if copies else "None"
+            copies = ", ".join([f"torch.empty_like(args[{tensor}])"] * results) or "None"
+            fakes[function] = f"({copies})" if results > 1 else copies
     device = f'"{values["backend"]}"'
     first = examples[functions[0]]
     in_benchmark = ["x" if "torch.randn" in argument else argument for argument in first]
@@ -106,7 +106,7 @@ def _files_for_authors(source: str, functions: Sequence[str], values: dict[str, 
         "formula": "self.ours(x.float())  # Not written yet: the formula, in PyTorch",
         "passes": '["forward"]',
         "benchmark_arguments": ", ".join(in_benchmark),
-        "arguments": "\n".join(f'    "{name}": {_tuple(examples[name])},' for name in functions),
+        "arguments": "\n".join(f'    "{name}": [{", ".join(examples[name])}],' for name in functions),
         "fakes": "\n".join(f'    "{name}": lambda *args: {fake},' for name, fake in fakes.items()),
     }
     shared = ("CARD.md", ".gitignore", "tests/conftest.py", "benchmarks/benchmark.py")
@@ -114,11 +114,6 @@ def _files_for_authors(source: str, functions: Sequence[str], values: dict[str, 
     rendered |= render(_TEMPLATES / "inline_project", values)
     rendered["benchmarks/workload.py"] = (_TEMPLATES / "kit" / "workload.py").read_text(encoding="utf-8")
     return rendered
-
-
-def _tuple(values: Sequence[str]) -> str:
-    """Return a Python tuple of expressions."""
-    return f"({', '.join(values)}{',' if len(values) == 1 else ''})"
 
 
 def _signature(source: str, function: str) -> tuple[str, list[str]]:

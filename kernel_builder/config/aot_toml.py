@@ -36,8 +36,7 @@ def read(root: Path) -> dict[str, Any]:
     document = toml_file.read(path)
     for name, table in document.get("op", {}).items():
         for key in table.keys() & SCHEMA["properties"].keys() if isinstance(table, dict) else ():
-            hint = "write it above the first [op]"
-            raise ConfigError("is a key of the file, not of an op", where=f"{path}: [op.{name}] {key}", hint=hint)
+            raise ConfigError("is a key of the file", where=f"{path}: [op.{name}] {key}", hint="write it above [op]")
     tables: dict[str, Any] = _READER.read(document, SCHEMA, TomlPlace(str(path)))
     if not (root / tables["source"]).is_file():
         raise ConfigError(

@@ -65,15 +65,13 @@ def fault(ours: Sequence[Deviation], eager: Sequence[Deviation], factor: float) 
         return f"it has {counted(len(ours), 'result')}, expected {len(eager)}"
     for number, (result, allowed) in enumerate(zip(ours, eager, strict=True), 1):
         which = "its error" if len(ours) == 1 else f"the error of result {number}"
-        if not result.relative <= (most := factor * allowed.relative + _SLACK):
-            return f"{which} is {result.relative:.2g} relative to its norm, {_limit(most, allowed.relative)}"
-        if not result.ulps <= (most := factor * allowed.ulps + _SLACK_ULPS):
-            return f"{which} is {result.ulps:.2g} ulps at the worst element, {_limit(most, allowed.ulps)}"
+        for error, of_eager, slack, unit in (
+            (result.relative, allowed.relative, _SLACK, "relative to its norm"),
+            (result.ulps, allowed.ulps, _SLACK_ULPS, "ulps at the worst element"),
+        ):
+            if not error <= (most := factor * of_eager + slack):
+                return f"{which} is {error:.2g} {unit}, and {most:.2g} is allowed (eager PyTorch: {of_eager:.2g})"
     return None
-
-
-def _limit(most: float, of_eager: float) -> str:
-    return f"and {most:.2g} is allowed (eager PyTorch: {of_eager:.2g})"
 
 
 POISON = 0x7F

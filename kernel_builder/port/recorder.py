@@ -126,7 +126,6 @@ class Extension:
     """An extension, with the arguments of setuptools' `Extension` as attributes that the script may change."""
 
     _kind = "cpu"
-    include_dirs: list[Any]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._line = line()
@@ -193,8 +192,8 @@ def constant(value: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: value
 
 
-_TOOLS = {"setup": setup, "Extension": Extension, "find_packages": find_packages}
-_TOOLS["find_namespace_packages"] = find_packages
+_PACKAGES = {"find_packages": find_packages, "find_namespace_packages": find_packages}
+_TOOLS = {"setup": setup, "Extension": Extension, **_PACKAGES}
 
 
 def of_gpu(value: Any) -> Callable[..., Any]:
@@ -324,9 +323,9 @@ def main() -> None:
     in_setup = [extension for extension in extensions if any(extension is entry for entry in declared)]
     kept = []
     for extension in extensions:
+        given = {name: value for name, value in vars(extension).items() if name[0] != "_"}
         # setuptools adds the include_dirs of setup() to those of every extension.
-        extension.include_dirs = [*extension.include_dirs, *settings.get("include_dirs", ())]
-        arguments = plain({name: value for name, value in vars(extension).items() if name[0] != "_"})
+        arguments = plain({**given, "include_dirs": [*given["include_dirs"], *settings.get("include_dirs", ())]})
         if extension._kind == "xpu":
             reason = "is for XPU: the builder compiles none"
         elif in_setup and extension not in in_setup:

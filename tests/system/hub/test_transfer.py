@@ -59,7 +59,7 @@ def test_limited_requests_are_sent_again(pair: tuple[RunningHub, RunningHub]) ->
         command = ["hub", "import", KERNEL, "--from", origin, "--endpoint", endpoint]
         done = run_builder(inside.environment, *command)
     assert done.returncode == 0 and f"{KERNEL}: v1; 3 distinct files" in done.stdout, done.stderr
-    assert "cannot list its branches: the Hub limits the requests (status 429); it is sent again in 0 s" in done.stderr
+    assert "cannot list its branches: the Hub limits the requests (status 429); repeated in 0 s" in done.stderr
 
 
 def test_an_import_from_a_hub_transfers_changes_only(pair: tuple[RunningHub, RunningHub], tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_the_dtype_of_an_output_is_checked(tmp_path: Path, types: str, check: st
         ('"torch-ext/scale/kernels.py"', '"torch-ext/scale/other.py"', "source", "there is no file"),
         ("[op.scale]", "[op.scaled]", "kernels.py", "has no function scaled"),
         ("kernel =", "kernels =", "[op.scale]", "unknown key"),
-        ("config =", 'capabilities = ["9.0"]\nconfig =', "[op.scale] capabilities", "above the first [op]"),
+        ("config =", 'capabilities = ["9.0"]\nconfig =', "[op.scale] capabilities", "write it above [op]"),
         ("kernel =", "# ", "[op.scale] kernel", "is missing add it; docs/triton.md"),
         ("source =", 'triton = "3.5.0"\nsource =', "triton", "3.8.0"),
     ],
