@@ -32,6 +32,7 @@ DISTRIBUTIONS = {
     ".": "kernel_builder",
     "packages/kernel-hub": "kernel_hub",
     "packages/kernel-judge": "kernel_judge",
+    "packages/kernel-skills": "kernel_skills",
     "packages/kernel-tasks": "kernel_tasks",
 }
 

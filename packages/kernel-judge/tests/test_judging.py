@@ -138,7 +138,7 @@ def test_a_candidate_that_needs_the_builders_compilers_is_refused_in_words(call:
 
 def test_the_first_line_names_the_peers_that_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judgement, "_CPU_SECONDS", 0.0)
-    monkeypatch.setattr(judgement, "measure_speed", lambda worker, peers, *_: SpeedReport(missing=peers.missing))
+    monkeypatch.setattr(judgement, "measure_speed", lambda worker, peers, *_: SpeedReport(missing_peers=peers.missing))
     right = HONEST["float64"].write(tmp_path)
     done = run(right, "--task", SOFTMAX, *QUICK[:2], "--rounds", "1", "--device", "cpu", "--against", "eager,compile")
     first, *others = done.stdout.splitlines()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from kernel_aot import Op, expressions, python_code, read_ops, select_language, variants
 from kernel_aot.images import Cubin
+from kernel_builder import toml_file
 from kernel_builder.config import aot_toml
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_format.errors import ConfigError
 
+MISTAKES = toml_file.read(Path(__file__).with_name("mistakes.toml"))
 BUILD = """[general]
 name = "scale"
 version = 1
@@ -100,42 +103,13 @@ def test_the_dtype_of_an_output_is_checked(tmp_path: Path, types: str, check: st
     assert check in code
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "where", "message"),
-    [
-        ('"scale_kernel"', '"scales"', "[op.scale] kernel", "has no function scales"),
-        (
-            "num_warps = 2",
-            "WARPS = 2",
-            "[op.scale] config",
-            "WARPS is neither a parameter of scale_kernel nor an option",
-        ),
-        ("num_warps = 2", "num_ctas = 2", "[op.scale] config", "num_ctas is neither a parameter of scale_kernel nor"),
-        ("FLAG = false, ", "", "[op.scale] config", "FLAG of scale_kernel has no value at build time"),
-        ('"float16", ', '"half", ', "dtypes", "'half' is not a dtype"),
-        ('["x_ptr", "n"]', '["y_ptr"]', "[op.scale] divisible", "y_ptr is no argument"),
-        ("config =", 'types = { n = "i33" }\nconfig =', "types", "'i33' is not a type of Triton"),
-        ("config =", 'types = { m = "i32" }\nconfig =', "[op.scale] types", "m is no parameter"),
-        ("config =", 'types = { n = "*T" }\nconfig =', "[op.scale] types", "n is *T, and its value is a int"),
-        ("config =", 'requires = ["x.size(0) = 1"]\nconfig =', "[op.scale] requires", "is not an expression"),
-        ("config =", 'requires = ["y > 1"]\nconfig =', "[op.scale] requires", "there is no y"),
-        ("config =", 'grid = ["x.sum()"]\nconfig =', "[op.scale] grid", "is not part of an expression"),
-        ("config =", 'outputs = { out = "x + 1" }\nconfig =', "[op.scale] outputs", "is no allocation"),
-        ("config =", 'schema = "(Tensor[] x) -> Tensor"\nconfig =', "[op.scale] schema", "is no schema of an op"),
-        ('"torch-ext/scale/kernels.py"', '"torch-ext/scale/other.py"', "source", "there is no file"),
-        ("[op.scale]", "[op.scaled]", "kernels.py", "has no function scaled"),
-        ("kernel =", "kernels =", "[op.scale]", "unknown key"),
-        ("config =", 'capabilities = ["9.0"]\nconfig =', "[op.scale] capabilities", "write it above [op]"),
-        ("kernel =", "# ", "[op.scale] kernel", "is missing add it; docs/triton.md"),
-        ("source =", 'triton = "3.5.0"\nsource =', "triton", "3.8.0"),
-    ],
-)
-def test_a_table_that_does_not_fit_is_an_error(tmp_path: Path, old: str, new: str, where: str, message: str) -> None:
-    assert old in AOT
+@pytest.mark.parametrize("mistake", MISTAKES["triton"], ids=lambda mistake: mistake["message"])
+def test_a_table_that_does_not_fit_is_an_error(tmp_path: Path, mistake: Mapping[str, str]) -> None:
+    assert mistake["old"] in AOT
     with pytest.raises(ConfigError) as caught:
-        ops_of(project(tmp_path, AOT.replace(old, new)))
-    assert message in f"{caught.value} {caught.value.hint}"
-    assert where in str(caught.value.where)
+        ops_of(project(tmp_path, AOT.replace(mistake["old"], mistake["new"])))
+    assert mistake["message"] in f"{caught.value} {caught.value.hint}"
+    assert mistake["where"] in str(caught.value.where)
     assert caught.value.hint
 
 

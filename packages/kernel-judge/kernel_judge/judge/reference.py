@@ -226,15 +226,11 @@ class Reference:
         Tensors that share memory, such as tied parameters, count once.
         """
         read = size([*given.tensors, *(given.grads or ()), *self._model.state_dict().values()])
-        return read, sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.accepted)
+        return read, _bytes(self.accepted)
 
     def accepted_share(self) -> float:
         """Return the bytes of the candidate's results, divided by those of the reference's."""
-        ours, own = (
-            sum(math.prod(shape) * dtype.itemsize for shape, dtype in results)
-            for results in (self.accepted, self.results)
-        )
-        return ours / max(own, 1)
+        return _bytes(self.accepted) / max(_bytes(self.results), 1)
 
     def dtypes(self, given: Arguments) -> set[torch.dtype]:
         """Return the dtypes of inputs and parameters."""
@@ -255,6 +251,10 @@ class Reference:
             self.operations = int(counter.get_total_flops())
         except Exception:  # code that cannot be dispatched, such as a compiled function
             self.operations = 0
+
+
+def _bytes(results: Results) -> int:
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in results)
 
 
 def _same(tensor: torch.Tensor, other: torch.Tensor) -> bool:

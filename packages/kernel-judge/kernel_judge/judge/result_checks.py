@@ -193,7 +193,7 @@ class ResultChecks:
     ) -> Tensors:
         """Return copies of the results of one call, in memory that was poisoned before."""
         worker, reference = self._worker, reference or self._references[number]
-        call, slots = place(worker, reference, [given], reference.accepted)
+        call, slots = place(worker, [given], reference.accepted)
         before = worker.inputs.raw(worker.inputs.end).clone()
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in reference.accepted]
         synchronize(reference.device)
@@ -300,33 +300,20 @@ def _read_parameters(loaded: Any) -> tuple[bool, float, list[list[float]]]:
 
 
 def place(
-    worker: WorkerProcess,
-    reference: Reference,
-    calls: Sequence[Arguments],
-    accepted: Results | None = None,
-    *,
-    append: bool = False,
+    worker: WorkerProcess, calls: Sequence[Arguments], results: Results, *, append: bool = False
 ) -> tuple[list[Any], list[list[Any]]]:
     """Copy the inputs of calls into a worker's arena, and reserve poisoned memory for their results.
-
-    Args:
-        accepted: Shapes and dtypes of the results; None for the reference's.
 
     Returns:
         The arguments of the worker's commands for each call: its inputs, and the slots of its results.
     """
-    placed, results = reserve(worker, reference, calls, accepted, append=append)
+    placed, slots = reserve(worker, calls, results, append=append)
     fill(worker, placed, calls)
-    return placed, results
+    return placed, slots
 
 
 def reserve(
-    worker: WorkerProcess,
-    reference: Reference,
-    calls: Sequence[Arguments],
-    accepted: Results | None = None,
-    *,
-    append: bool = False,
+    worker: WorkerProcess, calls: Sequence[Arguments], results: Results, *, append: bool = False
 ) -> tuple[list[Any], list[list[Any]]]:
     """Do as `place`, but leave the inputs to `fill`."""
     inputs, outputs = worker.inputs, worker.outputs
@@ -338,9 +325,9 @@ def reserve(
         slots = [inputs.reserve_like(tensor) for tensor in given.tensors]
         grads = None if given.grads is None else [inputs.reserve_like(grad) for grad in given.grads]
         placed.append((given.skeleton, slots, grads))
-    results = [[outputs.reserve(shape, dtype) for shape, dtype in accepted or reference.results] for _ in calls]
+    reserved = [[outputs.reserve(shape, dtype) for shape, dtype in results] for _ in calls]
     outputs.raw(outputs.end).fill_(POISON)
-    return placed, results
+    return placed, reserved
 
 
 def fill(worker: WorkerProcess, placed: Sequence[Any], calls: Sequence[Arguments]) -> None:
