@@ -51,12 +51,9 @@ def files(
         if not re.fullmatch(r"[A-Za-z]\w*", function):
             raise ConfigError(f"{function!r} is not the name of a C++ function", where="functions")
         if not re.search(rf"\b{function}\s*\(", source):
-            known = ", ".join(
-                dict.fromkeys(re.findall(r"^\w[^;={}()\n]*[\s&*](\w+)\([^;{}]*\)\s*{", source, re.MULTILINE))
-            )
-            raise ConfigError(
-                f"the source defines no function {function!r}", where="functions", hint=f"it has {known or 'none'}"
-            )
+            known = re.findall(r"^\w[^;={}()\n]*[\s&*](\w+)\([^;{}]*\)\s*{", source, re.MULTILINE)
+            hint = f"it has {', '.join(dict.fromkeys(known)) or 'none'}"
+            raise ConfigError(f"the source defines no function {function!r}", where="functions", hint=hint)
     name = repo_id.rpartition("/")[2]
     package, backend = python_name(name), backend_of(source)
     values = {
