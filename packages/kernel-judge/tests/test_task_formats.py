@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,88 +11,21 @@ import pytest
 import safetensors.torch
 import torch
 from click.testing import CliRunner
+from judge_samples import HERE
 
+from kernel_builder import toml_file
 from kernel_builder.cli import main
 from kernel_format.errors import ConfigError
+from kernel_judge.judge.candidate import frozen, read_candidate
 from kernel_judge.judge.judgement import JudgeRequest, judge
 from kernel_judge.judge.verdict import Verdict
 from kernel_judge.leaderboard.result import texts_of_task
-from kernel_tasks import read_task
+from kernel_tasks import Task, read_task
 
-# Any two terms whose sum is the input are right, so that a comparison with the reference's would be wrong.
-GPU_MODE = {
-    "tools/utils.py": "def is_near(a, b):\n    return bool(((a - b).abs() < 1e-5).all())\n",
-    "split/task.yml": """
-lang: py
-files:
-  - {name: submission.py, source: "@SUBMISSION@"}
-  - {name: utils.py, source: ../tools/utils.py}
-  - {name: reference.py, source: reference.py}
-tests:
-  - {rows: 3, seed: 1}
-benchmarks:
-  - {rows: 40, seed: 2}
-""",
-    "split/reference.py": """
-import torch
-from utils import is_near
-
-
-def generate_input(rows, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(rows, 8, generator=generator), torch.empty(rows, 8)
-
-
-def ref_kernel(data):
-    x, buffer = data
-    buffer[...] = x / 2
-    return buffer, x / 2
-
-
-def check_implementation(data, output):
-    a, b = output
-    return (True, "") if is_near(a + b, data[0]) else (False, "the sum is wrong")
-""",
-}
-
+TEXTS = toml_file.read(HERE / "task_formats.toml")
+DESTINATIONS, CPP = TEXTS["candidates"]["destinations"], TEXTS["candidates"]["cpp"]
 # `expr` axes, a scalar, and destinations after the inputs.
-DEFINITION = {
-    "name": "halves",
-    "op_type": "test",
-    "axes": {
-        "rows": {"type": "var"},
-        "columns": {"type": "const", "value": 8},
-        "half": {"type": "expr", "expression": "columns // 2"},
-    },
-    "inputs": {
-        "x": {"shape": ["rows", "columns"], "dtype": "float32"},
-        "factor": {"shape": None, "dtype": "float32"},
-    },
-    "outputs": {
-        "left": {"shape": ["rows", "half"], "dtype": "float32"},
-        "sum": {"shape": ["rows"], "dtype": "float32"},
-    },
-    "reference": "def run(x, factor):\n    return x[:, :4] * factor, x.sum(-1)\n",
-}
-WORKLOAD = {
-    "uuid": "a",
-    "axes": {"rows": 5},
-    "inputs": {"x": {"type": "random"}, "factor": {"type": "scalar", "value": 2.0}},
-}
-DESTINATIONS = "def run(x, factor, left, sum):\n    left.copy_(x[:, :4] * {factor})\n    sum.copy_(x.sum(-1))\n"
-CPP = """#include <torch/extension.h>
-void run(torch::Tensor x, double factor, torch::Tensor left, torch::Tensor sum) {
-  left.copy_(x.slice(1, 0, 4) * factor);
-  sum.copy_(x.sum(-1));
-}
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run); }
-"""
-TRACE = """Operator: aten.add.Tensor
-cnt: 3, ((T([6, 4], f32), T([6, 4], f32, stride=(0, 1))), {})
-cnt: 1, ((T([3], f32), 2), {'alpha': 3})
-Operator: aten.relu.default
-cnt: 1, ((T([2], bf16),), {})
-"""
+DEFINITION, WORKLOAD = json.loads((HERE / "halves.json").read_text()).values()
 
 
 def write(directory: Path, files: dict[str, str]) -> Path:
@@ -108,7 +42,7 @@ def verdict(candidate: Path, task: Path, **options: Any) -> Verdict:
 
 @pytest.fixture
 def gpu_mode(tmp_path: Path) -> Path:
-    return write(tmp_path / "problems", GPU_MODE) / "split"
+    return write(tmp_path / "problems", TEXTS["gpu-mode"]) / "split"
 
 
 def test_a_gpu_mode_task_has_its_own_rule_workloads_and_modules(gpu_mode: Path, tmp_path: Path) -> None:
@@ -202,10 +136,11 @@ def solution(directory: Path, language: dict[str, Any], name: str, text: str, **
     return write(directory, {"solution.json": json.dumps(content | changes)}) / "solution.json"
 
 
-def test_a_flashinfer_bench_solution_is_judged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("peers", [("eager",), pytest.param(("eager", "compile"), marks=pytest.mark.nightly)])
+def test_a_flashinfer_bench_solution_is_judged(peers: tuple[str, ...], tmp_path: Path) -> None:
     task = definition(tmp_path / "trace", {"definition": "halves", "workload": WORKLOAD})
     right = solution(tmp_path, {"language": "python"}, "main.py", DESTINATIONS.format(factor="factor"))
-    judged = verdict(right, task, rounds=1, peers=("eager", "compile"))
+    judged = verdict(right, task, rounds=1, peers=peers)
     assert judged.is_right and "Error" not in str(judged.missing_peers)
     older = "def run(x, factor):\n    return x[:, :4] * factor, x.sum(-1)\n"  # without destination_passing_style
     assert verdict(solution(tmp_path / "older", {"language": "python"}, "main.py", older), task).is_right
@@ -214,11 +149,59 @@ def test_a_flashinfer_bench_solution_is_judged(tmp_path: Path) -> None:
     assert wrong.rejected_as == "wrong-result" and "output 'sum'" in wrong.reason
 
 
-def test_a_sol_execbench_solution_is_built_and_judged(tmp_path: Path) -> None:
+@pytest.fixture
+def beside(tmp_path: Path) -> tuple[Path, Task]:
+    """A solution whose source inner/k.py lies beside its file, and the task."""
+    sources = [{"path": "inner/k.py"}]
+    content = {"definition": "halves", "spec": {"entry_point": "inner/k.py::run"}, "sources": sources}
+    write(tmp_path / "own", {"my.json": json.dumps(content), "inner/k.py": "def run(x): return x\n"})
+    return tmp_path / "own" / "my.json", read_task(definition(tmp_path / "problem", WORKLOAD).parent)
+
+
+def frozen_digest(candidate: Path, task: Task) -> str:
+    with frozen(candidate, task) as copy:
+        return read_candidate(copy, task).digest
+
+
+def test_the_digest_has_the_sources_beside_a_solution(beside: tuple[Path, Task]) -> None:
+    own, task = beside
+    before = frozen_digest(own, task)
+    (own.parent / "inner" / "k.py").write_text("def run(x): return 2 * x\n")
+    assert frozen_digest(own, task) != before
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("kind", ["link", "linked directory", "fifo", "tool"])
+def test_sources_beside_a_solution_are_files_of_its_own(beside: tuple[Path, Task], kind: str) -> None:
+    """Others could be private files of the user, which the judge may read, or code that is in no digest."""
+    own, task = beside
+    source = own.parent / "inner" / "k.py"
+    source.rename(own.parents[1] / "k.py")
+    problem = "my.json: cannot be copied: .*(symbolic link|regular file)"
+    if kind == "link":
+        source.symlink_to(own.parents[1] / "k.py")
+    elif kind == "linked directory":
+        source.parent.rmdir()
+        source.parent.symlink_to(own.parents[1])
+    elif kind == "fifo":
+        os.mkfifo(source)
+    else:
+        text = own.read_text().replace("inner", "build")
+        write(own.parent, {"solution.json": text, "build/k.py": "def run(x): return x\n"})
+        own, problem = own.parent, "own/build/k.py: cannot be read"
+    with pytest.raises(ConfigError, match=problem):
+        frozen_digest(own, task)
+
+
+@pytest.mark.nightly  # Torch's headers take more than 10 s to compile
+def test_a_sol_execbench_solution_in_cpp_is_built(tmp_path: Path) -> None:
     task = definition(tmp_path / "problem", WORKLOAD).parent
-    right = solution(tmp_path, {"languages": ["cuda_cpp"]}, "main.cpp", CPP)
-    found = verdict(right, task)
+    found = verdict(solution(tmp_path, {"languages": ["cuda_cpp"]}, "main.cpp", CPP), task)
     assert found.is_right, found.reason
+
+
+def test_a_sol_execbench_solution_is_judged(tmp_path: Path) -> None:
+    task = definition(tmp_path / "problem", WORKLOAD).parent
     wrong = solution(tmp_path, {"languages": ["pytorch"]}, "main.py", DESTINATIONS.format(factor=2.0))
     assert "wrong" not in verdict(wrong, task).verdict, "the factor is always 2"
     wrong = solution(tmp_path, {"languages": ["pytorch"]}, "main.py", DESTINATIONS.format(factor=2.1))
@@ -226,7 +209,7 @@ def test_a_sol_execbench_solution_is_built_and_judged(tmp_path: Path) -> None:
 
 
 def test_a_backend_bench_kernel_is_judged(tmp_path: Path) -> None:
-    write(tmp_path, {"trace.txt": TRACE})
+    write(tmp_path, TEXTS["trace"])
     task = tmp_path / "trace.txt::aten.add.Tensor"
     kernel = "def add__Tensor_kernel_impl(a, b, *, alpha=1):\n    return a + {}b\n"
     write(tmp_path / "kernels", {"add__Tensor/add__Tensor_implementation_v1.py": kernel.format("alpha * ")})
@@ -235,6 +218,24 @@ def test_a_backend_bench_kernel_is_judged(tmp_path: Path) -> None:
     assert verdict(tmp_path / "wrong.py", task).rejected_as == "wrong-result"
     with pytest.raises(ConfigError, match=r"expected one of aten.add.Tensor, aten.relu.default"):
         read_task(tmp_path / "trace.txt")
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("operator", "arguments", "problem"),
+    [
+        ("add.Tensor", "((__import__('os').mkdir('{}'),), {{}})", "is no value"),
+        ("add.Tensor", "((torch.load('{}'),), {{}})", "is no value"),
+        ("from_file.default", "(('{}', True, 8), {{}})", "aten.from_file.default opens files"),
+    ],
+)
+def test_a_trace_runs_no_code(tmp_path: Path, operator: str, arguments: str, problem: str) -> None:
+    made = tmp_path / "made"
+    write(tmp_path, {"trace.txt": f"Operator: aten.{operator}\ncnt: 1, {arguments.format(made)}\n"})
+    with pytest.raises(ConfigError, match=problem):
+        task = read_task(tmp_path / "trace.txt")
+        task.problem(task.sizes()).get_inputs()
+    assert not made.exists()
 
 
 def test_the_tolerance_is_the_formats(tmp_path: Path) -> None:

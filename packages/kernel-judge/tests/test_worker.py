@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder import toml_file
 from kernel_judge.judge import worker_process
 from kernel_judge.judge.speed import reported_seconds
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
@@ -19,41 +20,12 @@ from tests.support.outside import Outside
 
 pytestmark = pytest.mark.attack
 
-# Starts a process in a session of its own that writes without end.
-WRITES = """
-import os, time
-import torch
-
-class ModelNew(torch.nn.Module):
-    pass
-
-if os.fork() == 0:
-    os.setsid()
-    while True:
-        with open("written", "a") as file:
-            file.write(".")
-        time.sleep(0.001)
-"""
-
-
-# Sends a byte of an answer now and then, without end.
-DRIPS = """
-import os, stat, time
-
-while True:
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        try:
-            if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                os.write(fd, b" ")
-        except OSError:
-            pass
-    time.sleep(0.1)
-"""
+CANDIDATES = toml_file.read(Path(__file__).with_name("worker_candidates.toml"))
 
 
 def test_an_answer_that_never_ends_has_a_deadline(tmp_path: Path) -> None:
     candidate = tmp_path / "candidate.py"
-    candidate.write_text(DRIPS)
+    candidate.write_text(CANDIDATES["drips"])
     with WorkerProcess(PROCESS, "cpu", readable=[tmp_path]) as worker:
         worker.ready(120)
         started = time.monotonic()
@@ -67,7 +39,7 @@ def test_a_process_that_has_left_the_workers_group_is_suspended_too(kind: str, t
     if kind == BUBBLEWRAP and sandbox.strongest() != kind:
         pytest.skip("bubblewrap is not installed, or may not be used")
     candidate = tmp_path / "candidate.py"
-    candidate.write_text(WRITES)
+    candidate.write_text(CANDIDATES["writes"])
     with WorkerProcess(kind, "cpu", readable=[tmp_path]) as worker:
         written = worker.scratch / "written"
 
@@ -87,51 +59,10 @@ def test_a_process_that_has_left_the_workers_group_is_suspended_too(kind: str, t
         assert grows_within(60), "a command resumes all of them"
 
 
-# Sends a signal to its process when a time is over, also while the process is suspended.
-TIMER = """
-import ctypes, os, signal, threading, time
-import torch
-
-class ModelNew(torch.nn.Module):
-    pass
-
-class Event(ctypes.Structure):
-    _fields_ = [("value", ctypes.c_void_p), ("signal", ctypes.c_int), ("rest", ctypes.c_int * 16)]
-
-def write():
-    while True:
-        with open("written", "a") as file:
-            file.write(".")
-        time.sleep(0.001)
-
-def set_timer(number, seconds):
-    timer, event = ctypes.c_void_p(), Event(None, number)
-    library = ctypes.CDLL(None)
-    library.timer_create(1, ctypes.byref(event), ctypes.byref(timer))
-    library.timer_settime(timer, 0, ctypes.byref((ctypes.c_long * 4)(seconds, 0, seconds, 0)), None)
-"""
-WAKING = {
-    "its own timer": """
-signal.signal(signal.SIGCONT, lambda *_: None)
-set_timer(signal.SIGCONT, 1)
-threading.Thread(target=write, daemon=True).start()
-""",
-    "the end of its parent": """
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        ctypes.CDLL(None).prctl(1, signal.SIGCONT)  # PR_SET_PDEATHSIG
-        write()
-    set_timer(signal.SIGKILL, 5)
-    time.sleep(60)
-""",
-}
-
-
-@pytest.mark.parametrize("waking", WAKING)
+@pytest.mark.parametrize("waking", CANDIDATES["waking"])
 def test_a_process_that_something_wakes_while_it_is_suspended_is_noticed(waking: str, tmp_path: Path) -> None:
     candidate = tmp_path / "candidate.py"
-    candidate.write_text(TIMER + WAKING[waking])
+    candidate.write_text(CANDIDATES["timer"] + CANDIDATES["waking"][waking])
     with WorkerProcess(sandbox.strongest(), "cpu", readable=[tmp_path]) as worker:
         worker.ready(120)
         worker.ask("load", str(candidate), "ModelNew", seconds=120)
@@ -149,7 +80,7 @@ def test_a_process_that_something_wakes_while_it_is_suspended_is_noticed(waking:
 
 def test_an_honest_process_is_suspended_without_cpu_time(tmp_path: Path) -> None:
     candidate = tmp_path / "candidate.py"
-    candidate.write_text(WRITES)
+    candidate.write_text(CANDIDATES["writes"])
     with WorkerProcess(sandbox.strongest(), "cpu", readable=[tmp_path], threads=2) as worker:
         worker.ready(120)
         worker.ask("load", str(candidate), "ModelNew", seconds=120)
@@ -168,86 +99,20 @@ SECRETS = {"judge-secret", "NVIDIA_API_KEY", "TRITON_SECRET", "NIX_CONFIG"}
 MODEL = "import ctypes, os, socket, time\nimport torch\n\nclass ModelNew(torch.nn.Module):\n    pass\n\n"
 
 
-LIBRARY = "library = ctypes.CDLL(None, use_errno=True)\n"
-# The judge's arenas, whose files a worker inherits.
-ARENAS = """
-for file in map(int, os.listdir("/proc/self/fd")):
-    try:
-        if os.fstat(file).st_size == 64 << 30:
-            {statement}
-    except OSError:
-        pass
-"""
-# Attempts to keep memory where no process has it: each is refused.
-REFUSED = f"""{LIBRARY}
-tries = {{
-    "memory file": lambda: os.memfd_create("m"),
-    "descriptor in a socket": lambda: socket.send_fds(socket.socketpair()[0], [b"x"], [0]),
-    "page in a pipe": lambda: library.vmsplice(os.pipe()[1], (ctypes.c_size_t * 2)(id(tries), 1), 1, 0),
-    "segment": lambda: library.shmget(0, 4096, 0o1600),
-    "ring": lambda: library.syscall(425, 8, bytes(200)),
-    "table of files": lambda: library.syscall(56, 0x10900, 0, 0, 0, 0) if os.uname().machine == "x86_64" else -1,
-    "shared memory": lambda: open("/dev/shm/file", "wb"),
-}}
-for name, call in tries.items():
-    try:
-        done = call()
-    except OSError:
-        continue
-    if done != -1 or ctypes.get_errno() != 13:
-        raise RuntimeError(name)
-raise OSError("all refused")"""
-# What a candidate takes: its statements, the name of the failure, and the reason.
-TAKEN = {
-    "memory": ("held = []\nwhile True:\n    held.append(bytearray(b'x' * (64 << 20)))", "raised", "MemoryError"),
-    "memory of all": (
-        "for _ in range(8):\n    if os.fork() == 0:\n        held = bytearray(b'x' * (200 << 20))\n"
-        "        time.sleep(60)\ntime.sleep(60)",
-        "limit-exceeded", "GB of memory",
-    ),
-    "disk": (
-        "while True:\n    open(f'{time.monotonic_ns()}', 'wb').write(bytes(8 << 20))", "limit-exceeded", "of files",
-    ),
-    "deleted file": (
-        "file = open('deleted', 'wb')\nos.unlink('deleted')\nfile.write(bytes(300 << 20))\ntime.sleep(60)",
-        "limit-exceeded", "of files",
-    ),
-    "deleted files that are mapped and closed": (
-        f"{LIBRARY}library.mmap.restype = ctypes.c_void_p\nfor _ in range(4):\n"
-        "    with open('deleted', 'w+b') as file:\n        file.write(bytes(150 << 20))\n        file.flush()\n"
-        "        os.unlink('deleted')\n        library.mmap(None, 4096, 1, 1, file.fileno(), 0)\ntime.sleep(60)",
-        "limit-exceeded", "of files",
-    ),
-    "empty files": (
-        "[open(f'empty{i}', 'w').close() for i in range(4000)]\ntime.sleep(60)", "limit-exceeded", "of files",
-    ),
-    "sockets": ("held = [socket.socketpair() for _ in range(400)]\ntime.sleep(60)", "limit-exceeded", "of files"),
-    "the judge's memory": (
-        ARENAS.format(statement="[os.pwrite(file, bytes(1 << 20), i << 20) for i in range(300)]") + "time.sleep(60)",
-        "limit-exceeded", "of files",
-    ),
-    "the end of the judge's memory": (
-        ARENAS.format(statement="os.ftruncate(file, 0)") + "raise OSError('done')", "raised", "done",
-    ),
-    "memory of no process": (REFUSED, "raised", "all refused"),
-    "processes": ("for _ in range(6):\n    os.fork()\ntime.sleep(60)", "limit-exceeded", "processes"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("name", CANDIDATES["exhausting"])
 def test_a_candidate_cannot_exhaust_the_machine(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    statements, kind, reason = TAKEN[name]
+    exhausting = CANDIDATES["exhausting"][name]
     monkeypatch.setattr(worker_process, "MOST_MEMORY", 1 << 30)
     monkeypatch.setattr(worker_process, "MOST_DISK", 200 << 20)
     monkeypatch.setattr(worker_process, "MOST_PROCESSES", 40)
     candidate = tmp_path / "candidate.py"
-    candidate.write_text(f"{MODEL}{statements}\n")
+    candidate.write_text(f"{MODEL}{exhausting['statements']}\n")
     with WorkerProcess(sandbox.strongest(), "cpu", readable=[tmp_path]) as worker:
         worker.ready(120)
-        with pytest.raises(WorkerFailure, match=reason) as caught:
+        with pytest.raises(WorkerFailure, match=exhausting["message"]) as caught:
             worker.ask("load", str(candidate), "ModelNew", seconds=60)
-        assert worker.inputs.raw(1).shape == worker.inputs.raw(1).clone().shape, "it can be read"
-    assert caught.value.kind == kind
+        assert worker.inputs.raw(1).clone().numel() == 1, "the judge can read its memory"
+    assert caught.value.kind == exhausting["kind"]
 
 
 @pytest.mark.parametrize("kind", [LANDLOCK, PROCESS, BUBBLEWRAP])

@@ -6,7 +6,6 @@ back, so nothing of the worker is ever unpickled.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 from collections.abc import Sequence
@@ -76,20 +75,17 @@ class Arena(ArenaView):
     """An arena that this process owns.
 
     `handle` opens it in a worker: an inherited file descriptor, or on a GPU the size and the driver's handle. `end` is
-    the end of the tensors that were placed last, `most` the largest of these ends.
+    the end of the tensors that were placed last.
     """
 
     def __init__(self, device: str, size: int) -> None:
         self.size = _CPU_BYTES if device == "cpu" else size
-        self.end = self.most = 0
+        self.end = 0
+        self._largest_end = 0
         self._descriptor: int | None = None
         if device == "cpu":
-            self._descriptor = os.memfd_create("arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            self._descriptor = os.memfd_create("arena")
             os.ftruncate(self._descriptor, _CPU_BYTES)
-            # If a worker could truncate it, SIGBUS would end this process.
-            fcntl.fcntl(
-                self._descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-            )
             self.handle: Any = self._descriptor
             super().__init__(mmap.mmap(self._descriptor, _CPU_BYTES))
         else:
@@ -102,9 +98,11 @@ class Arena(ArenaView):
         """The file descriptors that a worker must inherit."""
         return () if self._descriptor is None else (self._descriptor,)
 
-    def stray_bytes(self) -> int:
-        """Return the memory of an arena on a CPU outside of all tensors: a worker has written there."""
-        return sum(max(0, os.fstat(descriptor).st_blocks * 512 - self.most) for descriptor in self.descriptors)
+    def excess(self) -> int:
+        """Return the bytes of memory beyond all tensors so far: a worker can write anywhere in an arena on the CPU."""
+        if self._descriptor is None:
+            return 0
+        return max(0, os.fstat(self._descriptor).st_blocks * 512 - self._largest_end)
 
     def close(self) -> None:
         """Free the memory, once no tensor of it is in use."""
@@ -132,7 +130,7 @@ class Arena(ArenaView):
         slot = Slot(self.end, tuple(shape), tuple(stride), str(dtype).removeprefix("torch."))
         used = _extent(slot.shape, slot.stride) * dtype.itemsize
         self.end = -(-(self.end + used) // _ALIGNMENT) * _ALIGNMENT
-        self.most = max(self.most, self.end)
+        self._largest_end = max(self._largest_end, self.end)
         return slot
 
 
