@@ -191,7 +191,7 @@ class RequestObserver:
             self._metrics.request_ended(scope["method"], route, status or 500, seconds)
             fields = {
                 "id": request_id,
-                "method": scope["method"],
+                "method": scope["method"][:32],
                 "path": scope["path"],
                 "status": status or 500,
                 "ms": round(seconds * 1000, 1),

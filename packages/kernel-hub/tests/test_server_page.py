@@ -114,6 +114,7 @@ def test_a_user_logs_in_and_out(start_hub: Callable[..., RunningHub], browser: o
 def test_relative_addresses_in_a_card(hub: RunningHub) -> None:
     card = (
         '[a](docs/x.md) <a href="y.md">y</a> ![i](../../i.png) ![o](https://elsewhere/o) <img src="//[x"> [b](http://[)'
+        ' <img src="%2e%2e/%2e%2e/logout?a=b%26c#d"> <img src="..\\..\\..\\logout2"> <img src="%252e%252e/x">'
     )
     api = hub.api()
     api.create_repo(KERNEL, repo_type="kernel")
@@ -124,5 +125,7 @@ def test_relative_addresses_in_a_card(hub: RunningHub) -> None:
     files = f"/kernels/{KERNEL}/resolve/main"
     for shown in (f'href="{files}/docs/x.md"', f'href="{files}/y.md"', f'src="{files}/i.png"'):
         assert shown in page
+    for shown in ("logout?a=b%26c#d", "logout2", "%252e%252e/x"):
+        assert f'src="{files}/{shown}"' in page
     assert "elsewhere" not in page and "[x" not in page
     assert "Traceback" not in hub.log.read_text()

@@ -425,7 +425,7 @@ def test_a_reference_names_one_commit(hub: RunningHub) -> None:
 def test_bytecode_is_refused(hub: RunningHub) -> None:
     api = hub.api()
     api.create_repo("a/one", repo_type="kernel")
-    for path in ("build/torch-cpu/__pycache__/__init__.cpython-311.pyc", "build/torch-cpu/x.pyc", "__pycache__/x"):
+    for path in ("build/torch-cpu/__pycache__/__init__.cpython-311.pyc", "build/torch-cpu/x.PYC", "__PyCache__/x"):
         with pytest.raises(HfHubHTTPError, match="is bytecode"):
             commit(api, "a/one", path)
 
@@ -444,6 +444,11 @@ def test_names_that_differ_in_case_only_are_refused(hub: RunningHub) -> None:
     api.create_repo("a/one", repo_type="kernel")
     with pytest.raises(HfHubHTTPError, match="in case only"):
         api.create_repo("a/One", repo_type="kernel")
+    for number in range(4):
+        body = [{"name": f"{name}{number}", "organization": "a", "type": "kernel"} for name in ("x", "X") * 2]
+        with ThreadPoolExecutor(4) as pool:
+            answers = pool.map(lambda at: requests.post(f"{hub.url}/api/repos/create", json=at, headers=TOKEN), body)
+        assert sorted(answer.status_code for answer in answers) == [200, 409, 409, 409]
     api.create_repo("a/two", repo_type="kernel")
     with pytest.raises(HfHubHTTPError, match="in case only"):
         api.move_repo("a/two", "a/ONE", repo_type="kernel")
@@ -456,6 +461,12 @@ def test_names_that_differ_in_case_only_are_refused(hub: RunningHub) -> None:
     for twin in ("build/X.py", "Build/y.py"):
         with pytest.raises(HfHubHTTPError, match="where case does not count"):
             commit(api, "a/one", twin)
+    request = commit(api, "a/one", "docs/a.md", create_pr=True)
+    commit(api, "a/one", "Docs/b.md")
+    merged = requests.post(
+        f"{hub.url}/api/kernels/a/one/discussions/{request.pr_num}/merge", params={"commit": request.oid}, headers=TOKEN
+    )
+    assert merged.status_code == 400 and "where case does not count" in merged.text
 
 
 def test_a_damaged_file_of_the_operator_is_no_error_of_the_request(

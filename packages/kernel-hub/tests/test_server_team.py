@@ -161,6 +161,15 @@ def test_metrics_of_the_storage(start_hub: Callable[..., RunningHub]) -> None:
     assert float(metrics["hub_requests_waiting"]) == 0
 
 
+@pytest.mark.attack
+def test_invented_methods_take_no_memory(hub: RunningHub) -> None:
+    for number in range(3):
+        assert requests.request(f"M{number}" + "X" * 1000, hub.url).status_code == 404
+    text = requests.get(f"{hub.url}/metrics").text
+    assert "M0X" not in text and re.search(r'hub_requests_total{method="other".* 3[.]0', text)
+    assert "X" * 100 not in hub.log.read_text()
+
+
 # The audit log
 
 

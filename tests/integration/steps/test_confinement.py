@@ -145,12 +145,13 @@ def test_a_build_tells_its_sandbox_and_its_packages_do_not(
     assert made["off"] == made["auto"]
 
 
-def test_a_sandbox_shows_a_relative_path_of_python_at_its_place(
+def test_a_sandbox_shows_paths_of_python_except_the_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [".", *sys.path])
-    assert str(tmp_path) in readable([])
+    (tmp_path / "lib").mkdir()
+    monkeypatch.setattr(sys, "path", ["", ".", str(tmp_path), "lib", *sys.path])
+    assert str(tmp_path) not in readable([]) and str(tmp_path / "lib") in readable([])
     assert all(Path(path).is_absolute() for path in readable([]))
     unknown = Path("/", "x" * 300)  # looking it up fails, as below a directory of another user
     assert str(unknown) not in readable([unknown])
