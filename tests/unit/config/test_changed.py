@@ -46,10 +46,7 @@ def repository(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.mark.parametrize(
-    ("file", "expected"),
-    TOUCHED.items(),
-)
+@pytest.mark.parametrize(("file", "expected"), TOUCHED.items())
 def test_a_change_touches_the_projects_that_contain_or_link_to_the_file(
     repository: Path, file: str, expected: list[str]
 ) -> None:

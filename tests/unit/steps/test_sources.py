@@ -56,19 +56,13 @@ def test_includes_are_followed_through_links(project: Path, tmp_path: Path) -> N
     assert dict(before.files)["kit/two.h"] != dict(after.files)["kit/two.h"]
 
 
-@pytest.mark.parametrize(
-    ("text", "torch"),
-    INCLUDES["torch"],
-)
+@pytest.mark.parametrize(("text", "torch"), INCLUDES["torch"])
 def test_torch_is_seen_where_it_is_included(project: Path, text: str, torch: bool) -> None:
     (project / "b.cpp").write_text(text + "\n")
     assert scan(project, "b.cpp").torch is torch
 
 
-@pytest.mark.parametrize(
-    "text",
-    INCLUDES["seen"],
-)
+@pytest.mark.parametrize("text", INCLUDES["seen"])
 def test_an_include_is_seen_as_the_compiler_sees_it(tmp_path: Path, text: str) -> None:
     (tmp_path / "h.h").write_text("")
     (tmp_path / "a.cpp").write_bytes(f"{text}\n".encode())
@@ -84,10 +78,7 @@ def test_the_scan_takes_linear_time(tmp_path: Path, part: str) -> None:
     assert time.process_time() - before < 1
 
 
-@pytest.mark.parametrize(
-    "text",
-    INCLUDES["assembler"],
-)
+@pytest.mark.parametrize("text", INCLUDES["assembler"])
 def test_files_of_the_assembler_are_refused(project: Path, text: str) -> None:
     (project / "lib/two.h").write_text(text)
     with pytest.raises(ConfigError, match="reads a file by the assembler") as caught:
@@ -97,10 +88,7 @@ def test_files_of_the_assembler_are_refused(project: Path, text: str) -> None:
     assert "lib/two.h" in names(scan(project, "a.cpp"))
 
 
-@pytest.mark.parametrize(
-    "text",
-    INCLUDES["asked"],
-)
+@pytest.mark.parametrize("text", INCLUDES["asked"])
 def test_headers_of_has_include_are_listed_unless_the_project_has_them(project: Path, text: str) -> None:
     (project / "b.cpp").write_text(text)
     assert "png.h" in scan(project, "b.cpp").asked
@@ -112,10 +100,7 @@ def test_headers_of_has_include_are_listed_unless_the_project_has_them(project: 
     assert scan(project, "lib/b.cpp").asked == ("../../x",)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    INCLUDES["refused"],
-)
+@pytest.mark.parametrize(("text", "message"), INCLUDES["refused"])
 def test_files_that_no_reader_of_the_project_sees_are_refused(project: Path, text: str, message: str) -> None:
     precompiled = project / "lib" / "one.h.gch"
     if "any" in text:
