@@ -22,6 +22,11 @@ from kernel_format.errors import BuildError, ConfigError, ToolchainError
 from kernel_format.files import temporary_directory
 
 _PLATFORM = "x86_64-linux"
+# Limits of the sandboxed process, in which the author's module runs.
+_SECONDS, _SECONDS_EACH = 600, 60  # at the start, and for each kernel
+_MOST_BYTES = 64 << 20  # of a file
+_SHOWN_BYTES = 4000  # of its output
+_HINT = "remove code from the module with the kernels that replaces the compiler's files"
 
 
 def compiler_component(tables: Mapping[str, Any]) -> str:
@@ -67,13 +72,14 @@ def compile_all(
         (scratch / "out").mkdir()
         asked = request(language, package, source, pairs, jobs or len(os.sched_getaffinity(0)))
         (scratch / "request.json").write_text(json.dumps(asked))
-        _run(scratch, root, language, confinement.chosen(mode, toolchains.host().path))
+        seconds = _SECONDS + _SECONDS_EACH * len(pairs)
+        _run(scratch, root, language, confinement.chosen(mode, toolchains.host().path), seconds)
         kernels = list(_results(language, scratch / "out", pairs, project.root / source))
     size = len(archs)
     return [kernels[start : start + size] for start in range(0, len(kernels), size)]
 
 
-def _run(scratch: Path, root: Path, language: Language[Any], chosen: confinement.Confinement) -> None:
+def _run(scratch: Path, root: Path, language: Language[Any], chosen: confinement.Confinement, seconds: float) -> None:
     command = [sys.executable, "-I", "-S", str(language.programs[0]), "request.json", str(root)]
     environment = {
         "PATH": os.environ.get("PATH", ""),
@@ -84,28 +90,34 @@ def _run(scratch: Path, root: Path, language: Language[Any], chosen: confinement
         # Line numbers come with the names of directories, which would differ between two builds.
         "TRITON_DISABLE_LINE_INFO": "1",
     }
-    done = subprocess.run(
-        chosen.around(command, scratch, [*language.programs, root]),
-        cwd=scratch,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if done.returncode != 0:
-        raise BuildError(
-            f"{language.title} ended with status {done.returncode}", where=str(root), output=done.stdout[-4000:]
-        )
+    with (scratch / "output").open("w+b") as output:
+        try:
+            subprocess.run(
+                chosen.around(command, scratch, [*language.programs, root]),
+                cwd=scratch,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=seconds,
+                check=True,
+            )
+        except subprocess.SubprocessError as error:
+            output.seek(max(0, output.seek(0, os.SEEK_END) - _SHOWN_BYTES))
+            ended = (
+                f"ended with status {error.returncode}"
+                if isinstance(error, subprocess.CalledProcessError)
+                else f"did not end within {seconds:.0f} s"
+            )
+            shown = output.read().decode(errors="replace")
+            raise BuildError(f"{language.title} {ended}", where=str(root), output=shown) from error
 
 
 def _results(
     language: Language[Any], out: Path, pairs: Sequence[tuple[Variant, str]], source: Path
 ) -> Iterator[CompiledKernel]:
     if (out / "error.json").exists():
-        error = json.loads(_read_output(out / "error.json"))["error"]
+        error = _answer(out / "error.json").get("error")
         raise ConfigError(
             f"cannot be imported with {language.title} alone: {error}",
             where=str(source),
@@ -117,16 +129,19 @@ def _results(
         title = f"{variant.label} for {'' if is_amd else 'capability '}{arch}"
         if not file.exists():
             raise BuildError(f"{language.title}'s process ended while it compiled {title}", where=str(source))
-        result: dict[str, Any] = json.loads(_read_output(file))
+        result = _answer(file)
         if error := result.get("error"):
-            line = f":{result['line']}" if result["line"] else ""
+            line = f":{result['line']}" if isinstance(result.get("line"), int) else ""
             raise ConfigError(
                 f"{variant.op.kernel} does not compile, {title}: {error}",
                 where=f"{source}{line}",
                 hint="correct the kernel, or its types and values in aot.toml",
             )
         outputs = [_read_output(file.with_suffix(suffix)) for suffix in language.outputs]
-        kernel: CompiledKernel = language.read(arch_number(arch), result, outputs, str(source))
+        try:
+            kernel: CompiledKernel = language.read(arch_number(arch), result, outputs, str(source))
+        except (AttributeError, KeyError, TypeError, ValueError) as problem:
+            raise BuildError(f"no answer of {language.title} for {title}: {problem!r}", where=str(source)) from problem
         if kernel.shared > (limit := shared_memory(arch_number(arch))):
             raise ConfigError(
                 f"{title} needs {kernel.shared} bytes of shared memory, and a block has {limit}",
@@ -137,8 +152,20 @@ def _results(
         yield kernel
 
 
+def _answer(path: Path) -> dict[str, Any]:
+    try:
+        answer = json.loads(_read_output(path))
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        raise BuildError("is no answer of the compiler", where=str(path), hint=_HINT)
+    return answer
+
+
 def _read_output(path: Path) -> bytes:
     """Return the content of a file that the author's code may have replaced by a link to a private one."""
     if path.resolve() != path.parent.parent.resolve() / path.parent.name / path.name or not path.is_file():
-        raise BuildError("is no file of the sandbox", where=str(path), hint="remove code that links files at import")
+        raise BuildError("is no file of the sandbox", where=str(path), hint=_HINT)
+    if path.stat().st_size > _MOST_BYTES:
+        raise BuildError(f"has more than {_MOST_BYTES >> 20} MB", where=str(path), hint=_HINT)
     return path.read_bytes()
