@@ -10,18 +10,22 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pygit2
 import pytest
 import requests
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import paginate
 from raw_requests import TOKEN, commit, commit_body, memory, signed_address
+from starlette.types import Message
 
 from kernel_format.errors import HubError
 from kernel_hub import repair, tokens
+from kernel_hub.app import create_app
 from kernel_hub.git.ignore import ignored
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal
+from kernel_hub.routes import git
 from kernel_hub.settings import Settings
 from tests.support.running_hub import RunningHub
 
@@ -180,6 +184,50 @@ def test_the_index_is_rebuilt_at_the_start_and_by_check(start_hub: Callable[...,
         Hub(Settings(hub.root))
     (hub.root / "index.sqlite").unlink()
     assert requests.get(f"{start_hub().url}/api/kernels").json()[0]["sha"] == moved
+
+
+def test_slow_clones_have_a_share_and_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Hub(Settings(tmp_path)).repositories.create("a/one", private=False, author="a")
+    head = pygit2.Repository(str(tmp_path / "repositories/a/one.git")).references["refs/heads/main"].target
+    body = f"0011command=fetch00010032want {head}\n0009done\n0000".encode()
+    kind = [(b"content-type", b"application/x-git-upload-pack-request"), (b"git-protocol", b"version=2")]
+    known = (b"authorization", b"Bearer any")
+    address = {"type": "http", "method": "POST", "path": "/kernels/a/one/git-upload-pack", "query_string": b""}
+    app = create_app(Settings(tmp_path))
+    read: list[bytes] = []
+
+    async def fetch(*headers: tuple[bytes, bytes], stalls: bool = True) -> None:
+        sent = iter([{"type": "http.request", "body": body}])
+
+        async def receive() -> Message:
+            for message in sent:
+                return message
+            return await anyio.sleep_forever()
+
+        async def send(message: Message) -> None:
+            read.append(message.get("body", b""))
+            if read[-1] and stalls:
+                await anyio.sleep_forever()
+
+        await app({**address, "headers": [(b"host", b"localhost"), *kind, *headers]}, receive, send)
+
+    async def attack() -> None:
+        async with anyio.create_task_group() as clients:
+            for _ in range(8):
+                clients.start_soon(fetch)
+            with anyio.fail_after(5):
+                while not any(read):
+                    await anyio.sleep(0.01)
+                read.clear()
+                await fetch(known, stalls=False)
+            assert b"PACK" in b"".join(read)
+            clients.cancel_scope.cancel()
+        monkeypatch.setattr(git, "BLOCK_SECONDS", 0.1)
+        with anyio.fail_after(5):
+            for _ in range(5):
+                await fetch()
+
+    anyio.run(attack)
 
 
 # Cards: little Markdown that stands for much HTML, or takes long to parse or to clean
