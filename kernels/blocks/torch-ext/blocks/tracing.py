@@ -22,7 +22,6 @@ from torch.fx import GraphModule
 
 from .fusions import fuse
 from .kernel_set import is_forward_mode, is_off, is_transformed
-from .recording import is_recording
 from .report import Report
 
 _PATCHED = "the method of a class was patched after accelerate"
@@ -93,7 +92,7 @@ def _compiled(modules: Sequence[nn.Module], backend: "_Backend") -> Callable[...
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # Who compiles the model gets its own operations, which Inductor fuses.
-        if is_compiling() or is_recording():
+        if is_compiling():
             return module._call_impl(*args, **kwargs)
         if is_off():
             return (module._compiled_call_impl.former or module._call_impl)(*args, **kwargs)
