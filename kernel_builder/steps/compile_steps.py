@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import sysconfig
@@ -35,6 +36,7 @@ from kernel_builder.config.project import (
 )
 from kernel_builder.config.variant import Abi, Noarch, Release, TvmFfiAbi, Variant, this_platform
 from kernel_builder.steps import crates, include_scan
+from kernel_builder.steps.files_read import foreign
 from kernel_builder.steps.graph import PYTHON, RECIPE, CompileStep, digest
 from kernel_builder.toolchain import Toolchains, components
 from kernel_format.errors import ConfigError, ToolchainError
@@ -194,6 +196,7 @@ def _draft(
     includes = _own_includes(kernel, scanned)
     identities = [tools.host.identity]  # of the compilers and headers, for the step's key
     roots: dict[str, Path] = {}  # placeholder in commands -> directory
+    of_toolchains: list[Path] = []  # the toolchains' directories of headers
     readable = tools.host.headers
     torch = tools.torch() if scanned.torch and tools.torch else None
     of_toolkit = tools.toolkit_libraries() if scanned.toolkit_libraries else None
@@ -203,6 +206,7 @@ def _draft(
         identities.append(library.identity)
         roots[place] = library.root
         includes += system_includes(place, library.root, library.include)
+        of_toolchains += library.include
     if torch:
         kernel = _without_older_standards(kernel, tools.standard)
     if scanned.python:
@@ -215,6 +219,8 @@ def _draft(
     if tools.toolkit:
         identities.append(tools.toolkit.identity)
         roots[token(tools.toolkit.name)] = tools.toolkit.root
+        of_toolchains += tools.toolkit.include
+    _check_asked(project.root / source, scanned.asked, of_toolchains, tools.host)
     # nvcc splits the options that carry it at commas and white space.
     alias = re.sub(r"[^\w./-]", lambda match: f"%{ord(match[0]):02x}", f"/{project.name}/{kernel.name}/{source}")
     is_for_device = PurePosixPath(source).suffix in tools.backend.suffixes
@@ -251,6 +257,23 @@ def _draft(
         uses_namespace=scanned.namespace,
         title=f"{project.name}/{source} ({variant.target})",
     )
+
+
+def _check_asked(source: Path, asked: Sequence[str], toolchains: Sequence[Path], host: HostCompiler) -> None:
+    """Raise a ConfigError for a header of `__has_include` that this machine has, and other machines may lack.
+
+    Compilers do not list these headers, so a cached object would keep the answer of another machine or day.
+    """
+    for name in asked:
+        paths = (os.path.join(directory, name) for directory in [*map(str, toolchains), *host.c_include])  # noqa: PTH118
+        found = os.path.normpath(next(filter(os.path.isfile, paths), "/"))
+        known = (*host.headers, *(f"{re.escape(str(directory))}/.*" for directory in toolchains))
+        if found != "/" and foreign([found], known):
+            raise ConfigError(
+                f"asks by __has_include for {found}, which neither the project nor a toolchain of this variant has",
+                where=str(source),
+                hint="define a macro in `cxx-flags` instead; other machines have another header, or none",
+            )
 
 
 def _own_includes(kernel: Kernel, scanned: include_scan.Scan) -> list[str]:

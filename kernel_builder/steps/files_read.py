@@ -19,9 +19,6 @@ from kernel_builder.steps.graph import CompileStep
 # code in the first, and the headers for all architectures in HEADERS_PRINTED, one name per line.
 HEADERS_READ, ASSEMBLED = "headers-read", "assembled"
 
-_ASKED = re.compile(r"__has_include(?:_next)?\s*\(\s*[<\"]([^>\"\n]+)")
-_SYSTEM = (Path("/usr/local/include"), Path("/usr/include"), *Path("/usr/include").glob("*-linux-gnu"))
-
 
 def listed(directory: Path) -> list[str]:
     """Return the files that a step has read, without `x/../`. Relative names, from inside, begin with `./`."""
@@ -42,26 +39,6 @@ def _in_rules(rules: str) -> Iterator[str]:
 def _plain(name: str) -> str:
     name = os.path.normpath(name)
     return "/" + name.lstrip("/") if name.startswith("/") else "./" + name
-
-
-def asked(step: CompileStep, inside: Path) -> list[str]:
-    """Return the machine's headers for which the project's files ask by `__has_include`: compilers do not list them.
-
-    Names that a macro holds are not among them.
-    """
-    words = iter(step.argv)
-    searched = [Path("src") / Path(name).parent for name, _ in step.files]
-    for word in words:
-        if word in ("-I", "-isystem") or word.startswith("-I"):
-            directory = word[2:] if word.startswith("-I") and word != "-I" else next(words, ".")
-            for token, root in step.roots.items():
-                directory = directory.replace(token, str(root))
-            searched.append(Path(directory))
-    names = {
-        name for path, _ in step.files for name in _ASKED.findall((inside / "src" / path).read_text(errors="replace"))
-    }
-    elsewhere = [name for name in names if not any((inside / directory / name).exists() for directory in searched)]
-    return [str(directory / name) for name in sorted(elsewhere) for directory in _SYSTEM if (directory / name).exists()]
 
 
 def foreign(names: Iterable[str], readable: Iterable[str]) -> list[str]:

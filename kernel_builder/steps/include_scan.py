@@ -42,6 +42,9 @@ _INCLUDE = re.compile(
     rb"<([^>\n]+)>|\"([^\"\n]+)\"|([^\s<\"]))",
     re.M,
 )
+# Conditions and macros, and the headers in them: a project's macro may pass a name on to __has_include.
+_CONDITION = re.compile(rb"^" + _SPACE + rb"(?:#|%:|\?\?=)" + _SPACE + rb"(?:if|elif|define)(?!\w)([^\n]*)", re.M)
+_ASKED = re.compile(rb"[\s(](?:<([^<>()\s]+)>|\"([^\"\n]+)\")")
 _NAMESPACE = re.compile(rb"(TORCH|TVM_FFI)_EXTENSION_NAME")
 # Directives of the assembler that read a file.
 _ASSEMBLED = re.compile(rb"\.\s*incbin\b|[\s\";]\.include\s*\\?\"|\\[nt]\.include\s*\\?\"")
@@ -57,6 +60,7 @@ class Scan:
     python: bool  # it includes `Python.h`, directly or through a Torch header
     namespace: bool  # some of the files mention `TORCH_EXTENSION_NAME` or `TVM_FFI_EXTENSION_NAME`
     toolkit_libraries: bool  # it may include a header of `library_headers`
+    asked: tuple[str, ...]  # headers for which it may ask by `__has_include`, without those of the project
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,9 @@ class _File:
     digest: str
     angled: tuple[str, ...]
     quoted: tuple[str, ...]
+    asked: tuple[str, ...]
+    asks: bool
+    asks_next: bool
     computed: bool
     namespace: bool
     assembled: bool
@@ -92,10 +99,14 @@ def _read(path: Path, _size: int, _mtime: int) -> _File:
             quoted.append(match[2].decode("utf-8", "replace").strip())
         else:
             computed = True
+    asked = (b"".join(match.groups(b"")) for line in _CONDITION.finditer(bare) for match in _ASKED.finditer(line[1]))
     return _File(
         digest=hashlib.sha256(content).hexdigest(),
         angled=tuple(angled),
         quoted=tuple(quoted),
+        asked=tuple(name.decode("utf-8", "replace") for name in asked),
+        asks=b"__has_" in bare,
+        asks_next=b"_next" in bare,
         computed=computed,
         # In comments too: nix/sources.nix has to agree, and it does not parse comments.
         namespace=_NAMESPACE.search(content) is not None,
@@ -114,7 +125,7 @@ def _inside(root: Path, candidate: str) -> str | None:
         elif part not in {"", "."}:
             parts.append(part)
     name = "/".join(parts)
-    return name if name and (root / name).is_file() else None
+    return name if name and os.path.isfile(root / name) else None  # noqa: PTH113  # `Path` raises for long names
 
 
 def scan(
@@ -141,7 +152,8 @@ def scan(
             out of the project and its git repository.
     """
     digests: dict[str, str] = {}
-    torch = python = namespace = libraries = False
+    torch = python = namespace = libraries = asks = False
+    asked: set[str] = set()
     queue = [source]
     real = Path(os.path.realpath(root))
     while queue:
@@ -152,6 +164,7 @@ def scan(
         facts = _read(root / name, status.st_size, status.st_mtime_ns)
         digests[name] = facts.digest
         namespace = namespace or facts.namespace
+        asks = asks or facts.asks
         if facts.assembled:
             raise ConfigError(
                 "reads a file by the assembler's .incbin or .include, which compilers do not list",
@@ -179,4 +192,10 @@ def scan(
                 python = python or _PYTHON_HEADERS.fullmatch(target) is not None
                 if library_headers and library_headers.fullmatch(target):
                     libraries = True
-    return Scan(tuple(sorted(digests.items())), torch, python, namespace, libraries)
+        for target in facts.asked:
+            places = [name.rpartition("/")[0], *include]
+            if facts.asks_next or not any(_inside(root, f"{place}/{target}") for place in places):
+                asked.add(target)
+    return Scan(
+        tuple(sorted(digests.items())), torch, python, namespace, libraries, tuple(sorted(asked)) if asks else ()
+    )

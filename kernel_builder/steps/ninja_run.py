@@ -21,7 +21,7 @@ from kernel_builder.progress import Progress, Silent
 from kernel_builder.steps.cache import check_path, missing, output_path, prune, put, writing
 from kernel_builder.steps.confinement import Confinement
 from kernel_builder.steps.failures import check_symbols, failure
-from kernel_builder.steps.files_read import asked, foreign, listed, readable
+from kernel_builder.steps.files_read import foreign, listed, readable
 from kernel_builder.steps.graph import Binary, CompileStep, Graph, Outcome
 from kernel_builder.steps.step_scripts import INSIDE, stage_compile, stage_link
 from kernel_builder.toolchain import host_compiler
@@ -156,8 +156,7 @@ class _Run:
             objects = {of.source: output_path(self.cache, of) for of in step.objects}
             check_symbols(step, directory / "out.so", objects, self.graph)
             return
-        inside = directory / INSIDE
-        if refused := foreign([*listed(directory), *asked(step, inside)], readable(step, inside)):
+        if refused := foreign(listed(directory), readable(step, directory / INSIDE)):
             raise failure(self.graph, step, directory, "", self.cache, refused)
         if text := (directory / "log").read_text(errors="replace").strip():
             self.warnings[step.title] = text

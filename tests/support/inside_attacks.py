@@ -27,6 +27,7 @@ _AT_FDCWD = -100
 _TIOCSTI, _FS_IOC_SETFLAGS, _FS_IOC_SETVERSION = 0x5412, 0x40086602, 0x40087602
 _CLONE_NEWUSER, _SIGCHLD = 0x10000000, 17
 _KEY_SPEC_SESSION_KEYRING = -3
+_F_OFD_GETLK, _F_OFD_SETLK, _LOCK = 36, 37, "hhqqi0q"
 
 
 def called(number: int, *arguments: Any) -> int:
@@ -64,6 +65,18 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
 
     def opened(flags: int) -> int:
         return os.open(file, flags)
+
+    def lock_of_a_file() -> None:
+        fcntl.flock(opened(os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(opened(os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            raise OSError("both have the lock, so neither has it")
+
+    def lock_for_reading() -> None:
+        fcntl.fcntl(opened(os.O_RDONLY), _F_OFD_SETLK, struct.pack(_LOCK, fcntl.F_RDLCK, 0, 0, 0, 0))
+        other = fcntl.fcntl(opened(os.O_RDONLY), _F_OFD_GETLK, struct.pack(_LOCK, fcntl.F_WRLCK, 0, 0, 0, 0))
+        if struct.unpack(_LOCK, other)[0] == fcntl.F_UNLCK:
+            raise OSError("there is no lock")
 
     def new_user_namespace() -> None:
         child = called(56 if _X86 else 220, _CLONE_NEWUSER | _SIGCHLD, 0, 0, 0, 0)
@@ -153,6 +166,8 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "setxattr": lambda: os.setxattr(file, "user.attack", b"x"),
         "chattr": marked_immutable,
         "file-version": version_of_a_file,
+        "lock": lock_of_a_file,
+        "read-lock": lock_for_reading,
         "device-mode": lambda: os.chmod("/dev/full", 0o640),
         "kernel-setting": lambda: os.open("/proc/sys/kernel/core_pattern", os.O_WRONLY),
         "kernel-pressure": lambda: os.open("/proc/pressure/cpu", os.O_WRONLY),

@@ -1,5 +1,8 @@
 """Small random models whose classes the package names nowhere, each with a call of it."""
 
+import json
+from pathlib import Path
+
 import small_models
 import torch
 from model_cases import randomized
@@ -8,91 +11,20 @@ from small_models import TEXT as TEXT_TOKENS
 from text_models import SIZES, TOKENS
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-_MOE = {
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-}
-_LATENT = {
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "head_dim": 8,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 16,
-    "num_key_value_heads": 4,
-}
-_DEEPSEEK = {**_LATENT, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
-_TWO_KINDS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
-_PER_LAYER = {
-    **_TWO_KINDS,
-    "hidden_size_per_layer_input": 8,
-    "vocab_size_per_layer_input": 99,
-    "num_kv_shared_layers": 0,
-}
-_LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
-_GATED_DELTA = {
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-}
-PLAIN = (
-    *("afmoe", "apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "glm", "glm4", "glm4_moe", "granite"),
-    *("granitemoe", "helium", "hunyuan_v1_dense", "lfm2", "minimax_m2", "ministral", "mixtral", "olmo", "olmoe"),
-    *("phimoe", "qwen2_moe", "qwen3_moe", "seed_oss", "smollm3", "starcoder2", "vaultgemma"),
-)
-TEXT = {
-    **{name: {} for name in PLAIN},
-    "deepseek_v2": _DEEPSEEK,
-    "deepseek_v3": _DEEPSEEK,
-    "dots1": {"n_group": 1, "topk_group": 1, "n_shared_experts": 1},
-    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2},
-    "gemma3n_text": {
-        **_PER_LAYER,
-        "laurel_rank": 8,
-        "activation_sparsity_pattern": [0.0, 0.0],
-        "intermediate_size": [96, 96],
-        "altup_num_inputs": 2,
-    },
-    "gemma4_text": {**_PER_LAYER, "global_head_dim": 16},
-    "gpt_oss": _TWO_KINDS,
-    "llama4_text": {"intermediate_size_mlp": 96, "interleave_moe_layer_step": 2},
-    "qwen3_5_text": _LINEAR,
-    "qwen3_next": {**_LINEAR, **_GATED_DELTA, "shared_expert_intermediate_size": 32},
-}
-_VISION = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 32,
-    "patch_size": 8,
-}
-VISION = {
-    "aimv2_vision_model": {},
-    "clip_vision_model": {},
-    "dinov2": {},
-    "dinov3_vit": {},
-    "idefics3_vision": {},
-    "internvl_vision": {"image_size": [32, 32], "patch_size": [8, 8]},
-    "pixtral": {"head_dim": 16},
-    "siglip_vision_model": {},
-    "vit": {},
-}
+# Classes' keys by their model types. `experts` are those of all text models, which ignore keys of others.
+CONFIGS = json.loads(Path(__file__).with_name("new_models.json").read_text())
+TEXT, VISION = CONFIGS["text"], CONFIGS["vision"]
 
 
 def _text(name):
-    config = AutoConfig.for_model(name, **{**SIZES, **_MOE, **TEXT[name]})
+    config = AutoConfig.for_model(name, **{**SIZES, **CONFIGS["experts"], **TEXT[name]})
     # The default needs experts whose sizes are multiples of 16 bytes, and knows no float64.
     model = AutoModelForCausalLM.from_config(config, experts_implementation="eager")
     return model, lambda model: model(TOKENS, use_cache=False).logits
 
 
 def _vision(name):
-    model = AutoModel.from_config(AutoConfig.for_model(name, **{**_VISION, **VISION[name]}))
+    model = AutoModel.from_config(AutoConfig.for_model(name, **{**CONFIGS["sizes-of-vision"], **VISION[name]}))
     pixels = torch.randn(2, 3, 32, 32)
     return model, lambda model: model(pixels.to(model.dtype)).last_hidden_state
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from kernel_aot.expressions import Expression
-from kernel_aot.ops import DTYPES, Argument, Config, Op
+from kernel_aot.ops import DTYPES, Argument, Config, Op, Output
 
 _TYPES = {"Tensor": "Tensor", "int": "int64_t", "float": "double", "bool": "bool"}
 _VALUES = {
@@ -98,7 +98,7 @@ def _prepared(op: Op) -> Iterator[str]:
     yield ""
     yield f"const aot::Device device({first}.get_device_index());"
     for output in op.outputs:
-        code = output.dtype.cpp if output.dtype else f"aot::dtype({output.like})"
+        code = _dtype(output)
         zeros = str(output.zeros).lower()
         if output.like:
             yield f'Tensor {output.name} = aot::allocate_like({output.like}, "{output.like}", {code}, {zeros});'
@@ -121,29 +121,42 @@ def configuration(op: Op) -> str:
     return f"dtype * {len(op.configs)} + config" if len(op.dtypes) > 1 else "config"
 
 
+def _dtype(output: Output) -> str:
+    return output.dtype.cpp if output.dtype else f"aot::dtype({output.like})"
+
+
 def _checks(op: Op) -> Iterator[str]:
     """Yield the checks of the tensors, and the conditions of aot.toml."""
-    first, of_dtype = op.first_tensor, ""
+    first = op.first_tensor
     for name in op.tensors:
         yield f'aot::check_device({name}, "{name}", {first}, "{first}");'
-    for argument in op.arguments:
-        tensor = argument.value.cpp
-        if tensor not in op.tensors:
-            continue
-        if argument.type == "*T" and not of_dtype:
-            of_dtype = tensor
-            codes = ", ".join(f"aot::dtype_{dtype}()" for dtype in op.dtypes)
-            expected = f"{', '.join(op.dtypes[:-1])} or {op.dtypes[-1]}" if op.dtypes[1:] else op.dtypes[0]
-            used = "const int dtype = " if len(op.dtypes) > 1 else ""
-            yield f'{used}aot::dtype_index({tensor}, "{tensor}", {{{codes}}}, "{expected}");'
-        elif argument.type == "*T":
-            yield f'aot::check_dtype({tensor}, "{tensor}", aot::dtype({of_dtype}), "of the dtype of {of_dtype}");'
-        else:
-            dtype = DTYPES[argument.type[1:]]
-            yield f'aot::check_dtype({tensor}, "{tensor}", aot::dtype_{dtype}(), "{dtype}");'
+    yield from _dtype_checks(op)
     yield from (f'aot::check_contiguous({name}, "{name}");' for name in op.contiguous)
     for condition in op.requires:
         yield f'aot::require({condition.cpp}, "{condition.python}", {{{", ".join(condition.sides)}}});'
+
+
+def _dtype_checks(op: Op) -> Iterator[str]:
+    """Yield the checks of the kernel's types: of parameters, then of outputs, which may have dtypes of others."""
+    tensors = [(name, name, f"aot::dtype({name})") for name in op.tensors]
+    tensors += [(output.name, output.like or output.name, _dtype(output)) for output in op.outputs]
+    of_dtype = ""  # the tensor that determines T
+    for name, shown, code in tensors:
+        for argument in op.arguments:
+            if argument.value.cpp != name or not argument.is_tensor:
+                continue
+            if argument.type != "*T":
+                dtype = DTYPES[argument.type[1:]]
+                if code != f"aot::dtype_{dtype}()":
+                    yield f'aot::check_dtype({code}, "{shown}", aot::dtype_{dtype}(), "{dtype}");'
+            elif not of_dtype:
+                of_dtype, code_of_dtype = shown, code
+                codes = ", ".join(f"aot::dtype_{dtype}()" for dtype in op.dtypes)
+                expected = f"{', '.join(op.dtypes[:-1])} or {op.dtypes[-1]}" if op.dtypes[1:] else op.dtypes[0]
+                used = "const int dtype = " if len(op.dtypes) > 1 else ""
+                yield f'{used}aot::dtype_index({code}, "{shown}", {{{codes}}}, "{expected}");'
+            elif code != code_of_dtype:
+                yield f'aot::check_dtype({code}, "{shown}", {code_of_dtype}, "of the dtype of {of_dtype}");'
 
 
 def _values(op: Op) -> Iterator[str]:

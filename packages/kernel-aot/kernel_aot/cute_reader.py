@@ -54,9 +54,9 @@ class CuteReader(Reader):
         for key in ("schema", "outputs", "arguments"):
             if key not in table:
                 raise self.error(key, "is missing", "CuTe DSL's launch functions are not read: write the key")
-        for key in ("grid", "divisible"):
+        for key in ("grid", "divisible", "prefer_shared"):
             if key in table:
-                hint = "the @cute.jit function computes the grid; write `:16` after types of aligned tensors"
+                hint = "remove it: the @cute.jit function computes launches; write `:16` after types of aligned tensors"
                 raise self.error(key, "is a key of Triton's kernels", hint)
         table["grid"] = ()
         if STREAM not in self.names:

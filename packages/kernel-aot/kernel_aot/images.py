@@ -55,7 +55,8 @@ def images(op: Op, cubins: Sequence[Sequence[Cubin]]) -> str:
     lines += ["", "}  // namespace", "", f"aot::Kernel {op.name}_kernels[] = {{"]
     for number, row in enumerate(cubins):
         count = f"sizeof(images_{number}) / sizeof(aot::Image)"
-        lines.append(f'    {{"{row[0].name}", {row[0].threads}, images_{number}, {count}, {{}}, {{}}}},')
+        values = [f'"{row[0].name}"', row[0].threads, str(op.prefer_shared).lower(), f"images_{number}", count]
+        lines.append(f"    {{{', '.join(map(str, values))}, {{}}, {{}}}},")
     lines.append("};")
     return "\n".join(lines) + "\n"
 

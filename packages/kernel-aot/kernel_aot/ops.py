@@ -85,6 +85,7 @@ class Op:
     contiguous: tuple[str, ...]
     configs: tuple[Config, ...]
     grids: tuple[tuple[Expression, ...], ...]  # of each configuration
+    prefer_shared: bool  # rather than L1, as Triton's launcher sets it
 
     @property
     def tensors(self) -> list[str]:

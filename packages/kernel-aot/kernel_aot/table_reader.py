@@ -79,6 +79,7 @@ class Reader:
             contiguous=tuple(dict.fromkeys([*derived.get("contiguous", ()), *table.get("contiguous", ())])),
             configs=configs,
             grids=tuple(self.grid(scope, {**constants, **config.constants}) for config in configs),
+            prefer_shared=table.get("prefer_shared", False),
         )
 
     def parameters(self) -> tuple[Parameter, ...]:

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kernel_builder import toml_file
 from kernel_judge.judge.judgement import JudgeRequest
 from tests.support.places import PROJECTS
 
 HERE = Path(__file__).parent
-CPU, TIMED = "cpu", {"rounds": 1}
+CPU = "cpu"
 # The constructors' statements by task.
 STATES = {
     "softmax": "self.weight = torch.nn.Parameter(torch.ones(columns))",
@@ -51,13 +52,6 @@ TASKS = {
     },
     "dropped": {"sizes": SIZES, "inputs": RANDN, "state": "pass", "body": "torch.nn.functional.dropout(x, 0.25)"},
 }  # fmt: skip
-SOFTMAX = "return torch.softmax(x, -1) * self.weight"
-RUNNERS = """
-import sys
-for module in list(sys.modules.values()):
-    worker = vars(module).get("ModelRunner") if module else None
-    if isinstance(worker, type) and hasattr(worker, "hand_over"):
-"""
 PROJECT_CANDIDATE = """
 from pathlib import Path
 
@@ -115,6 +109,13 @@ class Sample(NamedTuple):
         file = directory / "candidate.py"
         file.write_text(text)
         return file
+
+
+def read_samples(file: str) -> tuple[dict[str, Sample], dict[str, Sample]]:
+    """Return the cheats and the honest candidates of a table, by what they do."""
+    table = toml_file.read(HERE / file)
+    cheats, honest = ({name: Sample(**keys) for name, keys in table[kind].items()} for kind in ("cheat", "honest"))
+    return cheats, honest
 
 
 def quick(sample: Sample, directory: Path, **more: Any) -> JudgeRequest:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import cpu_samples
@@ -38,6 +40,21 @@ def test_an_honest_candidate_is_right(name: str, sample: Sample, device: str, tm
     verdict = judge(quick(sample, tmp_path, device=device))
     assert verdict.is_right, (verdict.rejected_as, verdict.reason)
     assert not verdict.speed or verdict.speed["eager"].ratio > 0
+
+
+@gpu
+def test_a_candidate_is_not_judged_while_another_process_holds_the_memory(tmp_path: Path) -> None:
+    """The same candidate is wrong if it takes the memory itself."""
+    sample = Sample("scaled", "return 3.0 * x + torch.empty(4 << 30, device=x.device)[:1] * 0")
+    hold = "import torch; free, _ = torch.cuda.mem_get_info(); x = torch.empty(free - (12 << 30), dtype=torch.uint8, "
+    command = [sys.executable, "-c", f"{hold}device='cuda'); print(1, flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout and other.stdout.readline()
+        verdict = judge(quick(sample, tmp_path, device="cuda"))
+        other.communicate(b"\n")
+    assert verdict.verdict == "not judged" and "other processes hold" in verdict.reason, verdict.reason
+    taking = Sample("scaled", "return [torch.empty(1 << 38, device=x.device), 3.0 * x][1]")
+    assert judge(quick(taking, tmp_path, device="cuda")).rejected_as == "raised"
 
 
 @gpu

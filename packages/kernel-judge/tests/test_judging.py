@@ -14,6 +14,7 @@ from judge_samples import HERE, PROJECT_CANDIDATE, scale_project
 from kernel_builder.api import build_for_device
 from kernel_builder.cli import main
 from kernel_judge.judge import judgement
+from kernel_judge.judge.gpu_memory import is_exhausted, is_much
 from kernel_judge.judge.judgement import JudgeRequest, judge
 from kernel_judge.judge.speed_report import SpeedReport
 from kernel_judge.judge.verdict import Verdict
@@ -119,6 +120,12 @@ def test_a_candidate_is_not_judged_without_the_package_that_it_needs(tmp_path: P
     assert verdict.verdict == "not judged" and verdict.reason.startswith("it needs a program or package that is not")
 
 
+def test_a_candidate_is_wrong_by_its_own_use_of_memory_only() -> None:
+    assert is_exhausted("cuMemAlloc_v2 of 3072 MiB answers CUDA_ERROR_OUT_OF_MEMORY")
+    assert is_exhausted("CUDA error: CUBLAS_STATUS_ALLOC_FAILED") and not is_exhausted("CUDA error: misaligned address")
+    assert is_much(40 << 30, 139 << 30) and not is_much(2 << 30, 139 << 30)
+
+
 @pytest.mark.parametrize(
     "call", ["import kernel_builder\nx = kernel_builder.load('', 'f')", "from kernel_builder import load"]
 )
@@ -131,7 +138,7 @@ def test_a_candidate_that_needs_the_builders_compilers_is_refused_in_words(call:
 
 def test_the_first_line_names_the_peers_that_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judgement, "_CPU_SECONDS", 0.0)
-    monkeypatch.setattr(judgement, "measure_speed", lambda worker, peers, *_: SpeedReport(missing=peers.missing))
+    monkeypatch.setattr(judgement, "measure_speed", lambda worker, peers, *_: SpeedReport(missing_peers=peers.missing))
     right = HONEST["float64"].write(tmp_path)
     done = run(right, "--task", SOFTMAX, *QUICK[:2], "--rounds", "1", "--device", "cpu", "--against", "eager,compile")
     first, *others = done.stdout.splitlines()

@@ -10,7 +10,9 @@ import pytest
 import safetensors.torch
 import torch
 from click.testing import CliRunner
+from judge_samples import HERE
 
+from kernel_builder import toml_file
 from kernel_builder.cli import main
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.judgement import JudgeRequest, judge
@@ -18,80 +20,10 @@ from kernel_judge.judge.verdict import Verdict
 from kernel_judge.leaderboard.result import texts_of_task
 from kernel_tasks import read_task
 
-# Any two terms whose sum is the input are right, so that a comparison with the reference's would be wrong.
-GPU_MODE = {
-    "tools/utils.py": "def is_near(a, b):\n    return bool(((a - b).abs() < 1e-5).all())\n",
-    "split/task.yml": """
-lang: py
-files:
-  - {name: submission.py, source: "@SUBMISSION@"}
-  - {name: utils.py, source: ../tools/utils.py}
-  - {name: reference.py, source: reference.py}
-tests:
-  - {rows: 3, seed: 1}
-benchmarks:
-  - {rows: 40, seed: 2}
-""",
-    "split/reference.py": """
-import torch
-from utils import is_near
-
-
-def generate_input(rows, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(rows, 8, generator=generator), torch.empty(rows, 8)
-
-
-def ref_kernel(data):
-    x, buffer = data
-    buffer[...] = x / 2
-    return buffer, x / 2
-
-
-def check_implementation(data, output):
-    a, b = output
-    return (True, "") if is_near(a + b, data[0]) else (False, "the sum is wrong")
-""",
-}
-
+TEXTS = toml_file.read(HERE / "task_formats.toml")
+DESTINATIONS, CPP = TEXTS["candidates"]["destinations"], TEXTS["candidates"]["cpp"]
 # `expr` axes, a scalar, and destinations after the inputs.
-DEFINITION = {
-    "name": "halves",
-    "op_type": "test",
-    "axes": {
-        "rows": {"type": "var"},
-        "columns": {"type": "const", "value": 8},
-        "half": {"type": "expr", "expression": "columns // 2"},
-    },
-    "inputs": {
-        "x": {"shape": ["rows", "columns"], "dtype": "float32"},
-        "factor": {"shape": None, "dtype": "float32"},
-    },
-    "outputs": {
-        "left": {"shape": ["rows", "half"], "dtype": "float32"},
-        "sum": {"shape": ["rows"], "dtype": "float32"},
-    },
-    "reference": "def run(x, factor):\n    return x[:, :4] * factor, x.sum(-1)\n",
-}
-WORKLOAD = {
-    "uuid": "a",
-    "axes": {"rows": 5},
-    "inputs": {"x": {"type": "random"}, "factor": {"type": "scalar", "value": 2.0}},
-}
-DESTINATIONS = "def run(x, factor, left, sum):\n    left.copy_(x[:, :4] * {factor})\n    sum.copy_(x.sum(-1))\n"
-CPP = """#include <torch/extension.h>
-void run(torch::Tensor x, double factor, torch::Tensor left, torch::Tensor sum) {
-  left.copy_(x.slice(1, 0, 4) * factor);
-  sum.copy_(x.sum(-1));
-}
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run); }
-"""
-TRACE = """Operator: aten.add.Tensor
-cnt: 3, ((T([6, 4], f32), T([6, 4], f32, stride=(0, 1))), {})
-cnt: 1, ((T([3], f32), 2), {'alpha': 3})
-Operator: aten.relu.default
-cnt: 1, ((T([2], bf16),), {})
-"""
+DEFINITION, WORKLOAD = json.loads((HERE / "halves.json").read_text()).values()
 
 
 def write(directory: Path, files: dict[str, str]) -> Path:
@@ -108,7 +40,7 @@ def verdict(candidate: Path, task: Path, **options: Any) -> Verdict:
 
 @pytest.fixture
 def gpu_mode(tmp_path: Path) -> Path:
-    return write(tmp_path / "problems", GPU_MODE) / "split"
+    return write(tmp_path / "problems", TEXTS["gpu-mode"]) / "split"
 
 
 def test_a_gpu_mode_task_has_its_own_rule_workloads_and_modules(gpu_mode: Path, tmp_path: Path) -> None:
@@ -121,6 +53,11 @@ def test_a_gpu_mode_task_has_its_own_rule_workloads_and_modules(gpu_mode: Path, 
     assert [case["sizes"]["rows"] for case in right.cases] == [40]
     submission.write_text("def custom_kernel(data):\n    return data[0].div_(4), 3 * data[0]\n")
     assert verdict(submission, gpu_mode).is_right, "the format lets a submission write to its inputs"
+    submission.write_text("def custom_kernel(data):\n    return data[0].double() / 2, data[0].double() / 2\n")
+    wide = verdict(submission, gpu_mode, rounds=1)
+    assert wide.is_right and "float64, float64, the reference's float32, float32" in " ".join(wide.suspicious)
+    submission.write_text("def custom_kernel(data):\n    return data[0].half() / 2, data[0].half() / 2\n")
+    assert "the sum is wrong" in verdict(submission, gpu_mode).reason, "the format's rule has the candidate's dtypes"
     submission.write_text("def custom_kernel(data):\n    return data[0] / 2, data[0] / 3\n")
     wrong = verdict(submission, gpu_mode)
     assert wrong.rejected_as == "wrong-result" and "the sum is wrong" in wrong.reason
@@ -141,13 +78,17 @@ def test_a_saved_task_is_complete(gpu_mode: Path, tmp_path: Path) -> None:
     assert "custom_kernel(data)" in text and "rows=40" in text and "check_implementation" in text
 
 
-def test_a_task_that_needs_a_gpu_exits_with_11(gpu_mode: Path, tmp_path: Path) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    reference = gpu_mode / "reference.py"
-    reference.write_text(reference.read_text().replace("torch.empty(rows, 8)", 'torch.empty(rows, 8, device="cuda")'))
+def test_a_task_that_needs_a_gpu_or_more_memory_exits_with_11(gpu_mode: Path, tmp_path: Path) -> None:
     submission = tmp_path / "submission.py"
     submission.write_text("def custom_kernel(data):\n    return data\n")
+    reference = gpu_mode / "reference.py"
+    text = reference.read_text()
+    reference.write_text(text.replace("x, buffer = data", "raise torch.OutOfMemoryError('40 GiB')"))
+    done = CliRunner().invoke(main, ["judge", str(submission), "--task", str(gpu_mode)])
+    assert done.exit_code == 11 and "needs more memory than is free: OutOfMemoryError: 40 GiB" in done.stdout
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    reference.write_text(text.replace("torch.empty(rows, 8)", 'torch.empty(rows, 8, device="cuda")'))
     done = CliRunner().invoke(main, ["judge", str(submission), "--task", str(gpu_mode)])
     assert done.exit_code == 11 and "reference.py: generate_input needs a GPU" in done.stdout
 
@@ -193,10 +134,11 @@ def solution(directory: Path, language: dict[str, Any], name: str, text: str, **
     return write(directory, {"solution.json": json.dumps(content | changes)}) / "solution.json"
 
 
-def test_a_flashinfer_bench_solution_is_judged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("peers", [("eager",), pytest.param(("eager", "compile"), marks=pytest.mark.nightly)])
+def test_a_flashinfer_bench_solution_is_judged(peers: tuple[str, ...], tmp_path: Path) -> None:
     task = definition(tmp_path / "trace", {"definition": "halves", "workload": WORKLOAD})
     right = solution(tmp_path, {"language": "python"}, "main.py", DESTINATIONS.format(factor="factor"))
-    judged = verdict(right, task, rounds=1, peers=("eager", "compile"))
+    judged = verdict(right, task, rounds=1, peers=peers)
     assert judged.is_right and "Error" not in str(judged.missing_peers)
     older = "def run(x, factor):\n    return x[:, :4] * factor, x.sum(-1)\n"  # without destination_passing_style
     assert verdict(solution(tmp_path / "older", {"language": "python"}, "main.py", older), task).is_right
@@ -205,11 +147,15 @@ def test_a_flashinfer_bench_solution_is_judged(tmp_path: Path) -> None:
     assert wrong.rejected_as == "wrong-result" and "output 'sum'" in wrong.reason
 
 
-def test_a_sol_execbench_solution_is_built_and_judged(tmp_path: Path) -> None:
+@pytest.mark.nightly  # Torch's headers take more than 10 s to compile
+def test_a_sol_execbench_solution_in_cpp_is_built(tmp_path: Path) -> None:
     task = definition(tmp_path / "problem", WORKLOAD).parent
-    right = solution(tmp_path, {"languages": ["cuda_cpp"]}, "main.cpp", CPP)
-    found = verdict(right, task)
+    found = verdict(solution(tmp_path, {"languages": ["cuda_cpp"]}, "main.cpp", CPP), task)
     assert found.is_right, found.reason
+
+
+def test_a_sol_execbench_solution_is_judged(tmp_path: Path) -> None:
+    task = definition(tmp_path / "problem", WORKLOAD).parent
     wrong = solution(tmp_path, {"languages": ["pytorch"]}, "main.py", DESTINATIONS.format(factor=2.0))
     assert "wrong" not in verdict(wrong, task).verdict, "the factor is always 2"
     wrong = solution(tmp_path, {"languages": ["pytorch"]}, "main.py", DESTINATIONS.format(factor=2.1))
@@ -217,7 +163,7 @@ def test_a_sol_execbench_solution_is_built_and_judged(tmp_path: Path) -> None:
 
 
 def test_a_backend_bench_kernel_is_judged(tmp_path: Path) -> None:
-    write(tmp_path, {"trace.txt": TRACE})
+    write(tmp_path, TEXTS["trace"])
     task = tmp_path / "trace.txt::aten.add.Tensor"
     kernel = "def add__Tensor_kernel_impl(a, b, *, alpha=1):\n    return a + {}b\n"
     write(tmp_path / "kernels", {"add__Tensor/add__Tensor_implementation_v1.py": kernel.format("alpha * ")})

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder import toml_file
 from kernel_judge.judge import worker_process
 from kernel_judge.judge.speed import reported_seconds
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
@@ -19,41 +20,12 @@ from tests.support.outside import Outside
 
 pytestmark = pytest.mark.attack
 
-# Starts a process in a session of its own that writes without end.
-WRITES = """
-import os, time
-import torch
-
-class ModelNew(torch.nn.Module):
-    pass
-
-if os.fork() == 0:
-    os.setsid()
-    while True:
-        with open("written", "a") as file:
-            file.write(".")
-        time.sleep(0.001)
-"""
-
-
-# Sends a byte of an answer now and then, without end.
-DRIPS = """
-import os, stat, time
-
-while True:
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        try:
-            if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                os.write(fd, b" ")
-        except OSError:
-            pass
-    time.sleep(0.1)
-"""
+CANDIDATES = toml_file.read(Path(__file__).with_name("worker_candidates.toml"))
 
 
 def test_an_answer_that_never_ends_has_a_deadline(tmp_path: Path) -> None:
     candidate = tmp_path / "candidate.py"
-    candidate.write_text(DRIPS)
+    candidate.write_text(CANDIDATES["drips"])
     with WorkerProcess(PROCESS, "cpu", readable=[tmp_path]) as worker:
         worker.ready(120)
         started = time.monotonic()
@@ -67,7 +39,7 @@ def test_a_process_that_has_left_the_workers_group_is_suspended_too(kind: str, t
     if kind == BUBBLEWRAP and sandbox.strongest() != kind:
         pytest.skip("bubblewrap is not installed, or may not be used")
     candidate = tmp_path / "candidate.py"
-    candidate.write_text(WRITES)
+    candidate.write_text(CANDIDATES["writes"])
     with WorkerProcess(kind, "cpu", readable=[tmp_path]) as worker:
         written = worker.scratch / "written"
 
@@ -87,51 +59,10 @@ def test_a_process_that_has_left_the_workers_group_is_suspended_too(kind: str, t
         assert grows_within(60), "a command resumes all of them"
 
 
-# Sends a signal to its process when a time is over, also while the process is suspended.
-TIMER = """
-import ctypes, os, signal, threading, time
-import torch
-
-class ModelNew(torch.nn.Module):
-    pass
-
-class Event(ctypes.Structure):
-    _fields_ = [("value", ctypes.c_void_p), ("signal", ctypes.c_int), ("rest", ctypes.c_int * 16)]
-
-def write():
-    while True:
-        with open("written", "a") as file:
-            file.write(".")
-        time.sleep(0.001)
-
-def set_timer(number, seconds):
-    timer, event = ctypes.c_void_p(), Event(None, number)
-    library = ctypes.CDLL(None)
-    library.timer_create(1, ctypes.byref(event), ctypes.byref(timer))
-    library.timer_settime(timer, 0, ctypes.byref((ctypes.c_long * 4)(seconds, 0, seconds, 0)), None)
-"""
-WAKING = {
-    "its own timer": """
-signal.signal(signal.SIGCONT, lambda *_: None)
-set_timer(signal.SIGCONT, 1)
-threading.Thread(target=write, daemon=True).start()
-""",
-    "the end of its parent": """
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        ctypes.CDLL(None).prctl(1, signal.SIGCONT)  # PR_SET_PDEATHSIG
-        write()
-    set_timer(signal.SIGKILL, 5)
-    time.sleep(60)
-""",
-}
-
-
-@pytest.mark.parametrize("waking", WAKING)
+@pytest.mark.parametrize("waking", CANDIDATES["waking"])
 def test_a_process_that_something_wakes_while_it_is_suspended_is_noticed(waking: str, tmp_path: Path) -> None:
     candidate = tmp_path / "candidate.py"
-    candidate.write_text(TIMER + WAKING[waking])
+    candidate.write_text(CANDIDATES["timer"] + CANDIDATES["waking"][waking])
     with WorkerProcess(sandbox.strongest(), "cpu", readable=[tmp_path]) as worker:
         worker.ready(120)
         worker.ask("load", str(candidate), "ModelNew", seconds=120)
@@ -149,7 +80,7 @@ def test_a_process_that_something_wakes_while_it_is_suspended_is_noticed(waking:
 
 def test_an_honest_process_is_suspended_without_cpu_time(tmp_path: Path) -> None:
     candidate = tmp_path / "candidate.py"
-    candidate.write_text(WRITES)
+    candidate.write_text(CANDIDATES["writes"])
     with WorkerProcess(sandbox.strongest(), "cpu", readable=[tmp_path], threads=2) as worker:
         worker.ready(120)
         worker.ask("load", str(candidate), "ModelNew", seconds=120)
@@ -168,40 +99,19 @@ SECRETS = {"judge-secret", "NVIDIA_API_KEY", "TRITON_SECRET", "NIX_CONFIG"}
 MODEL = "import os, time\nimport torch\n\nclass ModelNew(torch.nn.Module):\n    pass\n\n"
 
 
-@pytest.mark.parametrize(
-    ("statements", "failure"),
-    [
-        ("held = []\nwhile True:\n    held.append(bytearray(b'x' * (64 << 20)))", ("raised", "MemoryError")),
-        (
-            "for _ in range(8):\n    if os.fork() == 0:\n        held = bytearray(b'x' * (200 << 20))\n"
-            "        time.sleep(60)\ntime.sleep(60)",
-            ("limit-exceeded", "GB of memory"),
-        ),
-        ("while True:\n    open(f'{time.monotonic_ns()}', 'wb').write(bytes(8 << 20))", ("limit-exceeded", "of files")),
-        (
-            "file = open('deleted', 'wb')\nos.unlink('deleted')\nfile.write(bytes(300 << 20))\ntime.sleep(60)",
-            ("limit-exceeded", "of files"),
-        ),
-        ("os.write(os.memfd_create('m'), bytes(300 << 20))\ntime.sleep(60)", ("limit-exceeded", "of files")),
-        ("[open(f'empty{i}', 'w').close() for i in range(4000)]\ntime.sleep(60)", ("limit-exceeded", "of files")),
-        ("open('/dev/shm/file', 'wb').write(bytes(1 << 20))", ("raised", "OSError|PermissionError")),
-        ("for _ in range(6):\n    os.fork()\ntime.sleep(60)", ("limit-exceeded", "processes")),
-    ],
-    ids=["memory", "memory-of-all", "disk", "deleted-file", "memory-file", "empty-files", "shared-memory", "processes"],
-)
-def test_a_candidate_cannot_exhaust_the_machine(
-    statements: str, failure: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", CANDIDATES["exhausting"])
+def test_a_candidate_cannot_exhaust_the_machine(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exhausting = CANDIDATES["exhausting"][name]
     monkeypatch.setattr(worker_process, "MOST_MEMORY", 1 << 30)
     monkeypatch.setattr(worker_process, "MOST_DISK", 200 << 20)
     monkeypatch.setattr(worker_process, "MOST_PROCESSES", 40)
     candidate = tmp_path / "candidate.py"
-    candidate.write_text(MODEL + statements + "\n")
+    candidate.write_text(f"{MODEL}{exhausting['statements']}\n")
     with WorkerProcess(sandbox.strongest(), "cpu", readable=[tmp_path]) as worker:
         worker.ready(120)
-        with pytest.raises(WorkerFailure, match=failure[1]) as caught:
+        with pytest.raises(WorkerFailure, match=exhausting["message"]) as caught:
             worker.ask("load", str(candidate), "ModelNew", seconds=60)
-    assert caught.value.kind == failure[0]
+    assert caught.value.kind == exhausting["kind"]
 
 
 @pytest.mark.parametrize("kind", [LANDLOCK, PROCESS, BUBBLEWRAP])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,6 @@ _IOCTLS = (0x5401, 0x540F, 0x5413, 0x5450, 0x5451, 0x5421, 0x541B, 0x40049409)
 # CUDA's driver has hundreds of controls of its own, so kinds are refused there: those of all file systems (f, v, X), of
 # btrfs (0x94), and of terminals (T), which can type a line into them.
 _IOCTL_KINDS = tuple(kind << 8 for kind in (*b"fvXT", 0x94))
-# Notices of changes of a file (F_NOTIFY), and of attempts to open it (F_SETLEASE).
-_FCNTLS = (1026, 1024)
 _CLONE_NEWUSER = 0x10000000
 _AF_UNIX, _STREAM, _SEQPACKET, _KIND = 1, 1, 5, 0xF
 
@@ -36,6 +34,9 @@ _X32 = 0x40000000  # the same calls under other numbers
 _EACCES, _ENOTTY, _ENOSYS = 13, 25, 38
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _DENY, _PRETEND, _NO_CONTROL, _MISSING = _ERRNO | _EACCES, _ERRNO, _ERRNO | _ENOTTY, _ERRNO | _ENOSYS
+# Notices of changes of a file (F_NOTIFY), and of attempts to open it (F_SETLEASE). Locks (F_SETLK, F_SETLKW, and of an
+# open file): those of reading need no right to write, and stop programs that write.
+_FCNTLS = {1026: _DENY, 1024: _DENY, 6: _PRETEND, 7: _PRETEND, 37: _PRETEND, 38: _PRETEND}
 
 # Instructions of the classic Berkeley packet filter, on `struct seccomp_data`.
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
@@ -47,8 +48,8 @@ _Instruction = tuple[int, int, int, int]  # code, lines to skip if true and if f
 def seccomp_filter(device: str) -> bytes:
     """Return the program that refuses these calls; empty if this architecture is unknown.
 
-    Changes of metadata are answered with success and do nothing: linkers, archivers and `shutil` set the modes and
-    times of their own files, and stop at an error. Others are refused as a missing permission.
+    Changes of metadata and locks are answered with success and do nothing: linkers, archivers and `shutil` set the
+    modes and times of their own files, and stop at an error. Others are refused as a missing permission.
 
     Args:
         device: With other than `cpu`, sockets with a path can be made, which CUDA's driver does for itself, but not
@@ -79,12 +80,12 @@ def seccomp_filter(device: str) -> bytes:
     for number in paired:
         lines += _if_called(number, _ONLY_CONNECTED)
     lines += _if_called(own["ioctl"], _controls(device))
-    lines += _if_called(own["fcntl"], _refused_if(1, _EQUAL, _FCNTLS))
+    lines += _if_called(own["fcntl"], _answered_if(1, _EQUAL, _FCNTLS))
     for call in _TABLE["limited to the caller"]:
         lines += _if_called(call["numbers"][column], _answered_unless(call["arguments"], _DENY))
     if device != "cpu":  # OpenMP binds its threads by their numbers, which name processes of the user as well
         lines += _if_called(own["sched_setaffinity"], _answered_unless([(0, 0)], _PRETEND))
-    lines += _if_called(own["clone"], _refused_if(0, _ANY_BIT, [_CLONE_NEWUSER]))
+    lines += _if_called(own["clone"], _answered_if(0, _ANY_BIT, {_CLONE_NEWUSER: _DENY}))
     # Its flags are in memory, where a filter cannot look: the C library then uses `clone`.
     lines += _if_called(own["clone3"], [(_RETURN, 0, 0, _MISSING)])
     lines.append((_RETURN, 0, 0, _ALLOW))
@@ -105,10 +106,10 @@ def _argument(position: int) -> _Instruction:
     return _LOAD, 0, 0, _ARGUMENTS + 8 * position  # its low half, on little-endian machines
 
 
-def _refused_if(position: int, test: int, operands: Sequence[int]) -> list[_Instruction]:
-    """Return lines that refuse a call whose argument passes the test with one of the operands."""
-    refusals = [line for operand in operands for line in ((test, 0, 1, operand), (_RETURN, 0, 0, _DENY))]
-    return [_argument(position), *refusals, (_RETURN, 0, 0, _ALLOW)]
+def _answered_if(position: int, test: int, answers: Mapping[int, int]) -> list[_Instruction]:
+    """Return lines that answer a call whose argument passes the test with an operand, and allow any other."""
+    lines = [line for operand, answer in answers.items() for line in ((test, 0, 1, operand), (_RETURN, 0, 0, answer))]
+    return [_argument(position), *lines, (_RETURN, 0, 0, _ALLOW)]
 
 
 def _controls(device: str) -> list[_Instruction]:

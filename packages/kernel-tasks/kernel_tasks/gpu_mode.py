@@ -91,7 +91,7 @@ class GpuModeTask(Task):
             return None if is_right else str(message) or "check_implementation rejects it"
 
         # kernelbot checks with a copy of the inputs: many tasks have a buffer for the result among them.
-        return Problem(Model, get_inputs, fault=fault, may_change_inputs=True)
+        return Problem(Model, get_inputs, fault=fault, may_change_inputs=True, decides_dtypes=True)
 
     def tolerance(self) -> str:
         """Return the rule for right results."""

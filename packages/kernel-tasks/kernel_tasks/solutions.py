@@ -38,7 +38,7 @@ def _of_json(file: Path, definition: Mapping[str, Any]) -> tuple[dict[str, Any],
         raise ConfigError(
             f"is {solution['definition']!r}; the task is {definition['name']!r}",
             where=f"{file}: definition",
-            hint="name the task that the solution solves",
+            hint=f"judge it with --task of {solution['definition']!r}; or correct this key, if it solves the task",
         )
     sources: Files = {}
     for entry in solution["sources"]:

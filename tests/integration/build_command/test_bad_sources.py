@@ -65,11 +65,11 @@ def test_several_compile_errors_are_all_reported_and_another_project_is_built(
         ("no_such_header", "the C++ library of this compiler has no <{}>: do not include"),
     ],
 )
-def test_a_missing_header(project: Path, kernel_builder: Run, header: str, advice: str) -> None:
+def test_a_missing_header(project: Path, shared_cache: Path, kernel_builder: Run, header: str, advice: str) -> None:
     source = project / "scale" / "scale_cpu.cpp"
     replace(source, "#include", f"#include <{header}>\n#include")
     expected = {"where": source, "message": CPU, "hint": advice.format(header)}
-    kernel_builder.refuse(project, *FOR_CPU, error=BuildError, **expected)
+    kernel_builder.refuse(project, *FOR_CPU, cache=shared_cache, error=BuildError, **expected)
 
 
 @pytest.mark.parametrize(
@@ -91,12 +91,19 @@ def test_a_missing_header(project: Path, kernel_builder: Run, header: str, advic
     ],
 )
 def test_undefined_and_too_new_symbols_are_reported(
-    project: Path, kernel_builder: Run, declaration: str, call: str, error: type[KernelBuilderError], message: str
+    project: Path,
+    shared_cache: Path,
+    kernel_builder: Run,
+    declaration: str,
+    call: str,
+    error: type[KernelBuilderError],
+    message: str,
 ) -> None:
     source = project / "scale" / "scale_cpu.cpp"
     replace(source, "void scale(", f"{declaration}\nvoid scale(")
     replace(source, "factor * in[i]", call)
-    done = kernel_builder.refuse(project, *FOR_CPU, error=error, where="", message=message, hint="")
+    expected = {"where": "", "message": message, "hint": ""}
+    done = kernel_builder.refuse(project, *FOR_CPU, cache=shared_cache, error=error, **expected)
     assert CPU in done.answer["message"]
 
 

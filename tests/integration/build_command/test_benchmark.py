@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.measure.results import COPY, OURS, YARDSTICK, BenchmarkReport, Point
-from tests.integration.build_command.conftest import BUILDER, FOR_CPU, MEASURED, RIGHT, Run, benchmark, replace
+from tests.integration.build_command.conftest import BUILDER, FOR_CPU, MEASURED, RIGHT, Copy, Run, benchmark, replace
 from tests.support.places import CPU
 
 
@@ -45,7 +45,7 @@ def test_a_kernel_is_measured(scale: Callable[..., Path], tmp_path: Path) -> Non
 
 
 def test_the_naive_kernel_is_the_first_peer_of_forward_passes(
-    scale: Callable[..., Path], copy_project: Callable[..., Path], kernel_builder: Run, tmp_path: Path
+    scale: Callable[..., Path], copy_project: Copy, shared_cache: Path, kernel_builder: Run, tmp_path: Path
 ) -> None:
     project, file = scale(), tmp_path / "scale.json"
     for old, new in {
@@ -56,7 +56,7 @@ def test_the_naive_kernel_is_the_first_peer_of_forward_passes(
         replace(project / "benchmarks" / "benchmark.py", old, new)
     copy_project("stable-scale", "naive").rename(project / "naive")
     replace(project / "naive" / "scale" / "scale_cpu.cpp", RIGHT, "out[i] = in[i] * factor")
-    kernel_builder.build(project / "naive", *FOR_CPU)
+    kernel_builder.build(project / "naive", *FOR_CPU, cache=shared_cache)
     arguments = (project, *MEASURED, "--against", "naive,eager", "--shapes", "64x512", "--json", file)
     assert benchmark(*arguments).exit_code == 0
     report = BenchmarkReport.read(file)

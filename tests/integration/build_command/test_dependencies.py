@@ -41,7 +41,7 @@ def cutlass(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_pinned_library_and_a_library_of_cuda(copy_project: Copy, kernel_builder: Run) -> None:
+def test_a_pinned_library_and_a_library_of_cuda(copy_project: Copy, shared_cache: Path, kernel_builder: Run) -> None:
     """Symbols of cuBLAS stay undefined: Torch's CUDA part loads it. All sources of the backend see the library."""
     project = depend(copy_project("stable-scale"), "cutlass_3_8", "cutlass/cutlass.h", "cutlass/util/command_line.h")
     with (project / "scale" / "scale_cuda.cu").open("a") as source:
@@ -53,7 +53,7 @@ def test_a_pinned_library_and_a_library_of_cuda(copy_project: Copy, kernel_build
         file.write('[kernel.other]\nlanguage = "cpp-cuda"\ndepends = []\nsrc = ["scale/other.cpp"]\n')
         file.write('cuda-capabilities = ["9.0"]\n')
     replace(project / "torch-ext" / "torch_binding.cpp", "#include", "#include <cutlass/version.h>\n#include")
-    kernel_builder.build(project, "--variant", CUDA, "--no-load")
+    kernel_builder.build(project, "--variant", CUDA, "--no-load", cache=shared_cache)
     (binary,) = (elf.read(path) for path in (project / "build" / CUDA).rglob("*.so"))
     assert "cublasCreate_v2" in {symbol.name for symbol in binary.undefined}
     assert {"libtorch_cuda.so", "libcuda.so.1"} <= set(binary.needed), "the driver is named, since it is called"

@@ -54,7 +54,9 @@ except ModuleNotFoundError as error:
 """
 
 
-def test_a_project_that_only_the_public_builder_has_built(copy_project: Copy, kernel_builder: Run) -> None:
+def test_a_project_that_only_the_public_builder_has_built(
+    copy_project: Copy, shared_cache: Path, kernel_builder: Run
+) -> None:
     """No edition, a source in two kernels, the stable ABI of 2.9, headers in csrc, and the GNU dialect.
 
     Sources of `[torch]` and of kernels find headers in csrc, after those in their `include` directories.
@@ -76,8 +78,8 @@ def test_a_project_that_only_the_public_builder_has_built(copy_project: Copy, ke
     replace(binding, '"scale/scale.h"', '"scale.h"')
     replace(binding, '"registration.h"', '"../torch-ext/registration.h"')
     variant = "torch-stable-abi29-cpu-x86_64-linux"
-    done = kernel_builder(kernel_builder.cache, "build", project, "--variant", variant, "--no-load")
-    assert (done.code, done.answer["compiles"]) == (0, 2), done
+    done = kernel_builder(shared_cache, "build", project, "--variant", variant, "--no-load")
+    assert done.code == 0, done
     assert "torch-stable-abi" in done.answer["packages"][0]["checks"]["passed"]
     assert any("no edition" in notice for notice in done.answer["notices"])
     assert done.stderr.count("update-build DIR") == 1

@@ -31,7 +31,7 @@ def emulated(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     ("kernel", "warp_size"),
     [
         pytest.param("adaln", "64", marks=pytest.mark.nightly),  # 18 s of CPU time
-        ("geglu", "32"),
+        pytest.param("geglu", "32", marks=pytest.mark.nightly),  # the new project below has warps of 32 threads, too
         ("rmsnorm", "64"),
         pytest.param("rope3d", "64", marks=pytest.mark.nightly),  # 26 s of CPU time
     ],

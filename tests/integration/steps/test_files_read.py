@@ -15,6 +15,7 @@ from kernel_builder.steps import files_read, ninja_run
 from kernel_builder.steps.graph import Graph
 from kernel_builder.steps.plan import plan
 from kernel_builder.toolchain import Toolchains
+from kernel_format.errors import ConfigError
 from tests.support.places import CPU, CUDA
 
 pytestmark = pytest.mark.attack
@@ -78,17 +79,34 @@ def test_a_header_of_another_package_is_an_error(
 ) -> None:
     directory, cache = copy_project("stable-scale"), new_cache("cache")
     source = directory / SOURCE[CPU]
-    headers = [path for path in Path("/usr/include").glob("*.h") if path.name in ("expat.h", "png.h", "FlexLexer.h")]
-    if not headers:
-        pytest.skip("this machine has none of these headers")
+    (header, *_) = foreign_headers()
+    source.write_text(f"#include <iostream>\n#include <{header}>\n{source.read_text()}")
+    (refusal,) = refusals(planned(directory, CPU), cache)
+    assert f"{source}: reads /usr/include/{header}" in refusal
+
+
+def test_a_build_does_not_ask_for_headers_of_other_packages(copy_project: Callable[..., Path]) -> None:
+    """Not even if the cache has an object from the time before the header."""
+    directory = copy_project("stable-scale")
+    header, *_ = foreign_headers()
+    source = directory / SOURCE[CPU]
     before = source.read_text()
-    asks = f"#if __has_include(<{headers[0].name}>) || __has_include(<vector>)"
-    for text in (f"#include <iostream>\n#include <{headers[0].name}>\n", f"{asks}\n#endif\n"):
-        source.write_text(text + before)
-        (refusal,) = refusals(planned(directory, CPU), cache)
-        assert f"{source}: reads {headers[0]}" in refusal
-    source.write_text("#if !__has_include(<vector>)\n#error\n#endif\n" + before)
-    assert refusals(planned(directory, CPU), cache) == []
+    (source.parent / "own.h").write_text("")
+    for name in (header, f"/usr/include/../include/{header}", "no-such-header.h", "x" * 300, "vector", "own.h"):
+        source.write_text(f'#define HAS(x) __has_include(x)\n#if HAS("{name}")\n#endif\n{before}')
+        if header not in name:
+            planned(directory, CPU)
+            continue
+        with pytest.raises(ConfigError, match=f"asks by __has_include for /usr/include/{header}, which neither"):
+            planned(directory, CPU)
+
+
+def foreign_headers() -> list[str]:
+    """Return the names of headers of other packages on this machine."""
+    names = [name for name in ("expat.h", "png.h", "FlexLexer.h", "zlib.h") if Path("/usr/include", name).is_file()]
+    if not names:
+        pytest.skip("this machine has none of these headers")
+    return names
 
 
 def test_headers_of_the_compiler_and_the_c_library_are_known() -> None:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import tomli
 
+from kernel_builder import toml_file
 from kernel_builder.config.variant import Release
 from kernel_builder.progress import Silent
 from kernel_builder.toolchain import Toolchains, lock
@@ -32,44 +32,9 @@ lock.shipped = lambda: pinned
 main()
 """
 
-LIBRARIES = tuple(
-    in_table(
-        tomli.loads("""
-[component.cutlass_3_8]
-title = "CUTLASS 3.8.0 headers"
-version = "3.8.0"
-files = [{ file = "headers-3.8.0-py3-none-any.whl", prefix = "headers/source/", take = ["include/", "tools/util/include/"] }]
-
-[component.cutlass_4_0]
-title = "CUTLASS 4.0.0 headers"
-version = "4.0.0"
-files = [
-    { file = "kernels-2.0.tar.gz", prefix = "kernels-2.0/deps/", take = ["include/"] },
-    { file = "other_kernels-1.0.tar.gz", prefix = "other_kernels-1.0/3rdparty/", take = ["tools/util/include/"] },
-]
-""")  # noqa: E501
-    )
-)
-# Components of CUDA 13.0 for the synthetic index, which has two of the libraries.
-CUDA_TABLE = """\
-[component."cuda-13.0"]
-title = "CUDA 13.0"
-required-by = "cuda-toolkit 13.0"
-files = [
-    { project = "nvidia-cuda-nvcc", prefix = "nvidia/cu13/", take = [""] },
-    { project = "nvidia-cuda-runtime", prefix = "nvidia/cu13/", take = [""] },
-    { project = "nvidia-nvvm", prefix = "nvidia/cu13/", take = ["include/", "nvvm/"] },
-]
-
-[component."cuda-libraries-13.0"]
-title = "CUDA 13.0 library headers"
-required-by = "cuda-toolkit 13.0"
-files = [
-    { project = "nvidia-cublas", prefix = "nvidia/cu13/", take = ["include/"] },
-    { project = "nvidia-cudnn-cu13", release = "9.19", prefix = "nvidia/cudnn/", take = ["include/"] },
-]
-"""
-COMPONENTS = (*of_torch([Release(2, 10)]), *in_table(tomli.loads(CUDA_TABLE)), *LIBRARIES)
+TABLES = Path(__file__).with_name("tables")
+HEADER_LIBRARIES = tuple(in_table(toml_file.read(TABLES / "header_libraries.toml")))
+COMPONENTS = (*of_torch([Release(2, 10)]), *in_table(toml_file.read(TABLES / "cuda.toml")), *HEADER_LIBRARIES)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,67 +14,9 @@ from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import resolve
 from kernel_builder.upkeep import CUDA, FILES, LOCK, MATRIX, SHIMS, Update, find
 
-from .conftest import COMPONENTS, CUDA_TABLE
-from .conftest import LIBRARIES as HEADER_LIBRARIES
+from .conftest import COMPONENTS, HEADER_LIBRARIES, TABLES
 from .index_server import IndexServer, wheel
 
-_MATRIX = """\
-# Releases that go together.
-
-[hub]
-torch-releases = 2
-
-# The first release.
-[torch."2.9"]
-
-# This comment is of 2.10.
-[torch."2.10"]
-
-# And this one is of nothing.
-"""
-_CUDA = """\
-# The known releases of CUDA.
-
-# The first release.
-[torch."2.9"]
-releases = ["12.6"]
-
-# This comment is of 2.10.
-[torch."2.10"]
-releases = ["12.6", "13.0"]
-
-# And this one is of the modules.
-[tegra]
-capabilities = ["5.3"]
-
-[release."12.6"]
-capabilities = [
-    "5.0",
-]
-
-[release."13.0"]
-capabilities = ["7.5", "8.0"]
-
-COMPONENTS
-""".replace("COMPONENTS", CUDA_TABLE)
-_SHIMS = """\
-# The functions.
-
-[release]
-"2.9" = [
-    "aoti_torch_zero",
-]
-
-"2.10" = [
-    "torch_cuda_first",
-    "torch_first",
-]
-
-[library]
-cuda = [
-    "torch_cuda_first",
-]
-"""
 _SHIM = """\
 #define EXPORT __attribute__((__visibility__("default")))
 extern "C" {
@@ -126,12 +69,11 @@ def index(wheel_files: dict[str, bytes], torch_files: dict[str, bytes]) -> Itera
 def checkout(tmp_path: Path, index: IndexServer) -> Path:
     """The tables of a builder that knows all releases of the index."""
     root = tmp_path / "checkout"
-    pinned = resolve(Index(index.url), COMPONENTS, Silent())
-    for name, text in {MATRIX: _MATRIX, LOCK: lock.dumps(pinned), SHIMS: _SHIMS, CUDA: _CUDA}.items():
+    for name in (MATRIX, CUDA, SHIMS):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    # The synthetic index has no Torch 2.9.
-    (root / MATRIX).write_text(_MATRIX.replace('[torch."2.9"]\n\n# This', "# This"))
+        shutil.copy(TABLES / Path(name).name, root / name)
+    (root / LOCK).parent.mkdir(parents=True, exist_ok=True)
+    (root / LOCK).write_text(lock.dumps(resolve(Index(index.url), COMPONENTS, Silent())))
     return root
 
 

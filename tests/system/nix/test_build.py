@@ -79,6 +79,7 @@ def digests(bundle: Path) -> dict[str, str]:
     return {package.name: hash_tree(package).value for package in bundle.iterdir()}
 
 
+@pytest.mark.nightly  # `test_a_change_rebuilds_only_its_packages` compares the bytes of a smaller project
 def test_a_kernel_has_the_bytes_of_the_command_line_build(nix: Nix, flake: Path, tmp_path: Path) -> None:
     """A kernel of this repository, which uses the kit."""
     expected = built_by_the_command_line(flake, flake / "kernels/geglu", tmp_path / "out", "--variant", CPU)

@@ -14,7 +14,7 @@ from kernel_builder import elf
 from kernel_format.cache_directory import default_cache
 from kernel_format.errors import BuildError, ToolchainError, VariantError
 from kernel_format.metadata import PackageMetadata
-from tests.integration.build_command.conftest import Copy, NewCache, Run, assert_refused, replace, run_python, untouched
+from tests.integration.build_command.conftest import Copy, Run, assert_refused, replace, run_python, untouched
 from tests.support import emulated_python
 from tests.support.places import CPU, CUDA, ROOT
 
@@ -85,19 +85,13 @@ def test_both_platforms_in_one_build(copy_project: Copy, kernel_builder: Run) ->
     ],
 )
 def test_code_for_one_platform_is_refused(
-    copy_project: Copy,
-    new_cache: NewCache,
-    kernel_builder: Run,
-    flags: str,
-    source: str,
-    message: str,
-    hint: str,
+    copy_project: Copy, kernel_builder: Run, flags: str, source: str, message: str, hint: str
 ) -> None:
     project = copy_project("stable-scale")
     replace(project / "build.toml", 'language = "cpp-cpu"', f'language = "cpp-cpu"\ncxx-flags = {flags}')
     replace(project / "scale/scale_cpu.cpp", "#include", f"{source}#include")
     with untouched(project):
-        done = kernel_builder(new_cache("cache"), "build", project, "--variant", ARM_CPU)
+        done = kernel_builder(default_cache(), "build", project, "--variant", ARM_CPU)
     error = ToolchainError if "Python" in source else BuildError
     assert_refused(done, error, where="scale_cpu.cpp", message=message, hint=hint)
 

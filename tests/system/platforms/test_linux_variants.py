@@ -15,7 +15,7 @@ import pytest
 from kernel_builder import elf
 from kernel_builder.backends.rocm import code_objects
 from kernel_format.cache_directory import default_cache
-from tests.integration.build_command.conftest import Copy, NewCache, Run, run_python
+from tests.integration.build_command.conftest import Copy, Run, run_python
 from tests.support.optimization import without_optimization
 from tests.support.places import CPU, CUDA, ROOT
 
@@ -80,11 +80,10 @@ print(*[Path(name).name for name in maps if "omp" in Path(name).name])
 
 
 @pytest.mark.slow
-def test_the_runtime_libraries_of_a_kernel(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+def test_the_runtime_libraries_of_a_kernel(copy_project: Copy, kernel_builder: Run) -> None:
     """Symbols of newer C++ headers are linked, state is shared, and OpenMP is Torch's."""
     project = copy_project("cpu-runtime")
-    done = kernel_builder(new_cache("cache"), "build", project, "--variant", CPU)
-    assert done.code == 0, done
+    kernel_builder.build(project, "--variant", CPU, cache=default_cache())
     assert run_python(CALL, project).splitlines() == ["0 0 3", "libgomp.so.1"]
     (binary,) = (project / "build" / CPU).glob("*.so")
     versions = {symbol.name: symbol.version for symbol in elf.read(binary).undefined}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 from kernel_aot import cute_host, read_ops, variants
 from kernel_aot.cute_reader import CuteOp, job
 from kernel_aot.llvm_types import parse_type
+from kernel_builder import toml_file
 from kernel_builder.config import aot_toml
 from kernel_format.errors import ConfigError
 from tests.support.places import ROOT
 
 EXAMPLE = ROOT / "examples/cute-dsl/row_norm"
+MISTAKES = toml_file.read(Path(__file__).with_name("mistakes.toml"))
 
 
 def test_sizes_of_tensors_become_conditions_and_compiled_values() -> None:
@@ -30,33 +33,16 @@ def test_sizes_of_tensors_become_conditions_and_compiled_values() -> None:
     assert list(op.inputs) == ["x", "weight", "out", "rstd", "eps", "stream"]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "where", "message"),
-    [
-        (', rstd = "*fp32[rows]"', "", "[op.rms_norm] types", "rstd is a tensor without sizes"),
-        ("{ N = 1024,", "{", "[op.rms_norm] config", "some rows set N, and others do not"),
-        ("THREADS = 256 }", "THREADS = 256, num_warps = 4 }", "[op.rms_norm] config", "num_warps is neither a param"),
-        (
-            'kernel = "rms_norm_jit"',
-            'kernel = "rms_norm_kernel"',
-            "[op.rms_norm] kernel",
-            "has no parameter for the st",
-        ),
-        ("constants =", 'grid = ["x.size(0)"]\nconstants =', "[op.add_scaled] grid", "is a key of Triton's kernels"),
-        ('schema = "(Tensor x, Tensor y', '# "', "[op.add_scaled] schema", "is missing"),
-        ('out = "*T[n]:16" }', 'out = "*T[n]:16", factor = "int" }', "[op.add_scaled] types", "factor is int"),
-        ('language = "cute-dsl"', 'language = "cuda"', "language", "cute-dsl"),
-    ],
-)
-def test_a_table_that_does_not_fit_is_an_error(tmp_path: Path, old: str, new: str, where: str, message: str) -> None:
+@pytest.mark.parametrize("mistake", MISTAKES["cute-dsl"], ids=lambda mistake: mistake["message"])
+def test_a_table_that_does_not_fit_is_an_error(tmp_path: Path, mistake: Mapping[str, str]) -> None:
     project = shutil.copytree(EXAMPLE, tmp_path / "p", ignore=shutil.ignore_patterns("build"))
     text = (project / "aot.toml").read_text()
-    assert old in text
-    (project / "aot.toml").write_text(text.replace(old, new))
+    assert mistake["old"] in text
+    (project / "aot.toml").write_text(text.replace(mistake["old"], mistake["new"]))
     with pytest.raises(ConfigError) as caught:
         read_ops(project, aot_toml.read(project))
-    assert message in f"{caught.value} {caught.value.hint}"
-    assert where in str(caught.value.where)
+    assert mistake["message"] in f"{caught.value} {caught.value.hint}"
+    assert mistake["where"] in str(caught.value.where)
 
 
 @pytest.mark.parametrize(

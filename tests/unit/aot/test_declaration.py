@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from kernel_aot import Op, expressions, python_code, read_ops, select_language, variants
 from kernel_aot.images import Cubin
+from kernel_builder import toml_file
 from kernel_builder.config import aot_toml
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_format.errors import ConfigError
 
+MISTAKES = toml_file.read(Path(__file__).with_name("mistakes.toml"))
 BUILD = """[general]
 name = "scale"
 version = 1
@@ -44,6 +47,7 @@ AOT = """source = "torch-ext/scale/kernels.py"
 kernel = "scale_kernel"
 dtypes = ["float16", "float32"]
 divisible = ["x_ptr", "n"]
+prefer_shared = true
 config = [{ FLAG = false, num_warps = 2 }, { FLAG = true }]
 """
 
@@ -77,7 +81,7 @@ def test_both_kinds_of_variants_are_offered_and_the_code_follows_the_table(tmp_p
     assert "scale_kernels[(dtype * 2 + config) * 3 + hints]" in code
     assert max(map(len, code.splitlines())) <= 120
     assert cubins.count("#if CUDART_VERSION >= 13000") == 2
-    assert "{90, false, image_0, 0, 0}" in cubins
+    assert "{90, false, image_0, 0, 0}" in cubins and '{"scale_kernel", 64, true, images_0, ' in cubins
     module = python_code.module([op], KERNELS, "kernels.py", 1)
     ast.parse(module)
     assert "import triton" not in module
@@ -85,40 +89,27 @@ def test_both_kinds_of_variants_are_offered_and_the_code_follows_the_table(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "where", "message"),
+    ("types", "check"),
     [
-        ('"scale_kernel"', '"scales"', "[op.scale] kernel", "has no function scales"),
-        (
-            "num_warps = 2",
-            "WARPS = 2",
-            "[op.scale] config",
-            "WARPS is neither a parameter of scale_kernel nor an option",
-        ),
-        ("num_warps = 2", "num_ctas = 2", "[op.scale] config", "num_ctas is neither a parameter of scale_kernel nor"),
-        ("FLAG = false, ", "", "[op.scale] config", "FLAG of scale_kernel has no value at build time"),
-        ('"float16", ', '"half", ', "dtypes", "'half' is not a dtype"),
-        ('["x_ptr", "n"]', '["y_ptr"]', "[op.scale] divisible", "y_ptr is no argument"),
-        ("config =", 'types = { n = "i33" }\nconfig =', "types", "'i33' is not a type of Triton"),
-        ("config =", 'types = { m = "i32" }\nconfig =', "[op.scale] types", "m is no parameter"),
-        ("config =", 'types = { n = "*T" }\nconfig =', "[op.scale] types", "n is *T, and its value is a int"),
-        ("config =", 'requires = ["x.size(0) = 1"]\nconfig =', "[op.scale] requires", "is not an expression"),
-        ("config =", 'requires = ["y > 1"]\nconfig =', "[op.scale] requires", "there is no y"),
-        ("config =", 'grid = ["x.sum()"]\nconfig =', "[op.scale] grid", "is not part of an expression"),
-        ("config =", 'outputs = { out = "x + 1" }\nconfig =', "[op.scale] outputs", "is no allocation"),
-        ("config =", 'schema = "(Tensor[] x) -> Tensor"\nconfig =', "[op.scale] schema", "is no schema of an op"),
-        ('"torch-ext/scale/kernels.py"', '"torch-ext/scale/other.py"', "source", "there is no file"),
-        ("[op.scale]", "[op.scaled]", "kernels.py", "has no function scaled"),
-        ("kernel =", "kernels =", "[op.scale]", "unknown key"),
-        ("kernel =", "# ", "[op.scale] kernel", "is missing add it; docs/triton.md"),
-        ("source =", 'triton = "3.5.0"\nsource =', "triton", "3.8.0"),
+        ("", 'aot::check_dtype(aot::dtype(y), "y", aot::dtype(x), "of the dtype of x");'),
+        ('types = { x_ptr = "*fp32" }', 'const int dtype = aot::dtype_index(aot::dtype(y), "y", {'),
     ],
 )
-def test_a_table_that_does_not_fit_is_an_error(tmp_path: Path, old: str, new: str, where: str, message: str) -> None:
-    assert old in AOT
+def test_the_dtype_of_an_output_is_checked(tmp_path: Path, types: str, check: str) -> None:
+    """A kernel of another dtype would write past its end."""
+    kernels = KERNELS.replace("x: torch.Tensor,", "x: torch.Tensor, y: torch.Tensor,").replace("like(x)", "like(y)")
+    (op,) = ops_of(project(tmp_path, AOT.replace("divisible", f"{types}\ndivisible"), kernels))
+    code, _ = select_language({}).sources(op, [], "kernels.py", {}).values()
+    assert check in code
+
+
+@pytest.mark.parametrize("mistake", MISTAKES["triton"], ids=lambda mistake: mistake["message"])
+def test_a_table_that_does_not_fit_is_an_error(tmp_path: Path, mistake: Mapping[str, str]) -> None:
+    assert mistake["old"] in AOT
     with pytest.raises(ConfigError) as caught:
-        ops_of(project(tmp_path, AOT.replace(old, new)))
-    assert message in f"{caught.value} {caught.value.hint}"
-    assert where in str(caught.value.where)
+        ops_of(project(tmp_path, AOT.replace(mistake["old"], mistake["new"])))
+    assert mistake["message"] in f"{caught.value} {caught.value.hint}"
+    assert mistake["where"] in str(caught.value.where)
     assert caught.value.hint
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from kernel_aot import read_launch_function
+from kernel_builder import toml_file
 from kernel_format.errors import ConfigError
 
+MISTAKES = toml_file.read(Path(__file__).with_name("mistakes.toml"))
 KERNEL = """
 import torch
 import triton
@@ -82,35 +84,12 @@ def test_a_launch_function_is_read(tmp_path):
     }
 
 
-@pytest.mark.parametrize(
-    ("body", "line", "message"),
-    [
-        ("x = x.contiguous()", 2, "assigns to its parameter x"),
-        ("y = x.contiguous()", 2, "has an expression that is not read: `x.contiguous()`"),
-        ("for i in range(3):\n    pass", 2, "has a statement that is not read: `for i in range(3):`"),
-        ("kernel[(1,)](x)\nkernel[(1,)](x)", 3, "launches a second kernel"),
-        ("other[(1,)](x)", 2, "launches other, which is not a function of this module"),
-        (
-            "kernel[(1,)](x, SIZE=3)",
-            2,
-            "passes SIZE, which is neither a parameter of kernel nor one of the options num_warps",
-        ),
-        ("kernel[(1,)](x, num_ctas=2)", 2, "passes num_ctas, which is neither"),
-        ("y = TensorDescriptor.from_tensor(x, [8, 8])", 2, "makes a TMA descriptor on the host"),
-        ("kernel[n](x)", 2, "has the grid n; expected a tuple of 1 to 3 expressions"),
-        ("out = torch.empty_like(x)\nkernel[(1,)](x)", 1, "allocates out, and does not return it"),
-        ("out = torch.empty(3)", 2, "allocates a tensor without a dtype"),
-        ("out = torch.empty_like(x, pin_memory=True)", 2, "allocates a tensor with pin_memory"),
-        ("return x", 2, "returns x, which is not a tensor that the function allocates"),
-        ("pass", 2, "has a statement that is not read: `pass`"),
-        ("'''Docs.'''", 1, "launches no kernel"),
-    ],
-)
-def test_other_constructs_are_named_with_their_line(tmp_path, body, line, message):
+@pytest.mark.parametrize("mistake", MISTAKES["launch"], ids=lambda mistake: mistake["message"])
+def test_other_constructs_are_named_with_their_line(tmp_path, mistake):
     with pytest.raises(ConfigError) as error:
-        read(tmp_path, "def launch(x: torch.Tensor):\n" + textwrap.indent(body, "    "))
-    assert error.value.message.startswith(f"launch {message}")
-    assert error.value.where == f"{tmp_path}/kernels.py:{KERNEL.count(chr(10)) + line}"
+        read(tmp_path, "def launch(x: torch.Tensor):\n" + textwrap.indent(mistake["body"], "    "))
+    assert error.value.message.startswith(f"launch {mistake['message']}")
+    assert error.value.where == f"{tmp_path}/kernels.py:{KERNEL.count(chr(10)) + mistake['line']}"
     assert re.search("schema, outputs, arguments, grid in .op.launch.|tl.make_tensor_descriptor", error.value.hint)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from kernel_builder import toml_file
 from kernel_builder.cli import main
 from kernel_builder.config.project_files import read_project
 from kernel_builder.port.setup_runs import run_setup
@@ -19,60 +20,8 @@ from kernel_sandbox.confine import BUBBLEWRAP
 from tests.support import public_parser
 from tests.support.sandboxes import skip_unless
 
-SETUP = """
-import glob
-import os
-import os.path as osp
-import subprocess
-import sys
-from pathlib import Path
-
-import torch
-from setuptools import find_packages, setup
-from torch.utils.cpp_extension import CUDA_HOME, BuildExtension, CppExtension, CUDAExtension
-
-Path("written.txt").write_text("by setup.py")
-here = os.path.dirname(os.path.abspath(__file__))
-debug = os.getenv("DEBUG", "0") == "1"
-archs = ["-gencode", "arch=compute_80,code=sm_80"]
-if CUDA_HOME and "release 13" in subprocess.check_output([CUDA_HOME + "/bin/nvcc", "-V"]).decode():
-    archs += ["-gencode", "arch=compute_120,code=sm_120", "-gencode", "arch=compute_120,code=compute_120"]
-if sys.platform == "win32":
-    raise RuntimeError("not here")
-
-
-def get_extensions(directory="csrc"):
-    use_cuda = torch.cuda.is_available() and CUDA_HOME is not None
-    kind = CUDAExtension if use_cuda else CppExtension
-    sources = glob.glob(osp.join(directory, "*.cpp"))
-    macros = [("WITH_TWO", "2")]
-    flags = {"cxx": ["-O3" if not debug else "-O0", "-fopenmp"], "nvcc": ["-O3", "--use_fast_math"] + archs}
-    if use_cuda:
-        sources += sorted(str(path) for path in Path(here, directory, "cuda").glob("*.cu"))
-        macros.append(("WITH_CUDA", None))
-    name = [path[len(directory) + 1 : -4] for path in sources][0]
-    return [
-        kind(
-            f"fused.{name}",
-            sources,
-            include_dirs=[Path(here) / directory, "../elsewhere", torch.utils.cpp_extension.nothing()],
-            define_macros=macros,
-            extra_compile_args=flags,
-            libraries=["cublas"],
-        )
-    ]
-
-
-setup(
-    name="Fused_Ops",
-    version="2.1",
-    license="Apache 2.0",
-    install_requires=["torch", "scipy>=1"],
-    packages=find_packages(),
-    ext_modules=get_extensions(),
-    cmdclass={"build_ext": BuildExtension},
-)
-"""
+SETUPS = toml_file.read(Path(__file__).with_name("setups.toml"))
+SETUP, DECISIONS = SETUPS["whole"], SETUPS["decisions"]
 BINDING = """#include <torch/extension.h>
 #include "fused.h"
 
@@ -236,56 +185,6 @@ def test_pyproject_completes_it(tmp_path: Path) -> None:
     assert read.kernels[0].name == "a_C_cpu"
 
 
-# Lines of a script, with the capabilities and the sources of its CUDA extension.
-CAPABILITIES = {
-    "the capability of a GPU": (
-        "major, minor = torch.cuda.get_device_capability()\nflags = [f'-arch=sm_{major}{minor}']\n",
-        ["9.0+PTX"],
-    ),
-    "the capability of a GPU, or several": (
-        "try:\n    torch.cuda.current_device()\n    flags = ['-arch=sm_90']\n"
-        "except Exception:\n    flags = ['-gencode', 'arch=compute_80,code=sm_80']\n",
-        ["8.0"],
-    ),
-    "a list of architectures": ("os.environ['TORCH_CUDA_ARCH_LIST'] = '8.0;9.0+PTX'\n", ["8.0", "9.0+PTX"]),
-    "flags and a list of architectures": (
-        "os.environ['TORCH_CUDA_ARCH_LIST'] = '8.0'\nif '90' in environ.get('ARCHS', '80;90').split(';'):\n"
-        "    flags = ['-gencode', 'arch=compute_90a,code=sm_90a']\n",
-        ["9.0a"],
-    ),
-    "the capabilities of Torch": (
-        "flags = torch.cuda.get_gencode_flags().replace('compute=', 'arch=').split()[:4]\n",
-        ["8.0", "9.0"],
-    ),
-}
-# Each statement runs, and a condition adds its flag.
-DECISIONS = """
-from distutils.sysconfig import get_config_vars
-import subprocess
-import no_such_module
-from pkg_resources import parse_version
-
-class Build(BuildExtension):
-    pass
-
-kind = CppExtension
-(opt,) = get_config_vars('OPT')
-subprocess.check_call(['pip', 'uninstall', 'a', '-y'])
-version = parse_version(parse_version(torch.__version__).base_version)
-for flag, condition in {
-    '-DNUMBER': int(environ.get('NO', 0)) == 0,
-    '-DCUDA_HOME': 'CUDA_HOME' in os.environ,
-    '-DCUDA': torch.version.cuda >= '12',
-    '-DRELEASE': torch.__version__ >= '2.9' and version.release[0] >= 2,
-    '-DPYTHON': os.system('python -c "import json"') == 0,
-}.items():
-    flags += [flag] if condition else []
-sources += [f'b{n}.cu' for n in (80, 90)]
-sources += sorted(set(f'listed/{f}' for f in os.listdir('listed') if f.endswith('.cu')))
-sources += chain(*([f'walked/{f}' for f in fs if f[0] == 'd'] for _, _, fs in os.walk('walked')))
-"""
-
-
 def ported_kernel(directory: Path, lines: str) -> dict[str, Any]:
     """Return the CUDA kernel of a script with these lines."""
     for name in ("a.cu", "b80.cu", "b90.cu", "listed/c.cu", "walked/d.cu", "walked/e.h"):
@@ -298,9 +197,10 @@ def ported_kernel(directory: Path, lines: str) -> dict[str, Any]:
     return next(kernel for kernel in as_json(directory, "--dry-run")["kernels"] if kernel["backend"] == "cuda")
 
 
-@pytest.mark.parametrize(("lines", "expected"), CAPABILITIES.values(), ids=list(CAPABILITIES))
-def test_capabilities_that_a_script_decides(tmp_path: Path, lines: str, expected: list[str]) -> None:
-    assert ported_kernel(tmp_path, lines)["capabilities"] == expected
+@pytest.mark.parametrize("decided", SETUPS["capabilities"])
+def test_capabilities_that_a_script_decides(tmp_path: Path, decided: str) -> None:
+    script = SETUPS["capabilities"][decided]
+    assert ported_kernel(tmp_path, script["lines"])["capabilities"] == script["expected"]
 
 
 def test_flags_and_sources_that_a_script_decides(tmp_path: Path) -> None:

@@ -121,6 +121,28 @@ def test_files_of_the_assembler_are_refused(project: Path, text: str) -> None:
     assert "lib/two.h" in names(scan(project, "a.cpp"))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#if __has_include(<vector>) || __has_include(<png.h>)",
+        '#if defined(__has_include) && \\\n  __has_include("png.h")',
+        "#define HAS_PNG __has_include(<png.h>)",
+        "#define HAS(x) __has_include(x)\n#if 0\n#elif HAS(<png.h>)",
+        "#define HAS(x, y) x##y\n#if HAS(__has_, include)(<png.h>)",
+        "#define PNG <png.h>\n#if __has_include(PNG)",
+        "#if __has_include_next(<png.h>)\n#include <other/png.h>",
+        '%:if __has_include("/**/png.h")\n??=if __has_include(<png.h>)',
+    ],
+)
+def test_headers_of_has_include_are_listed_unless_the_project_has_them(project: Path, text: str) -> None:
+    (project / "b.cpp").write_text(text)
+    assert "png.h" in scan(project, "b.cpp").asked
+    (project / "png.h").write_text("")
+    assert ("png.h" in scan(project, "b.cpp", ["."]).asked) == ("_next" in text)
+    (project / "b.cpp").write_text('#define NAME "png.h"')
+    assert scan(project, "b.cpp").asked == ()
+
+
 def test_torch_is_seen_through_the_projects_own_headers(project: Path) -> None:
     (project / "lib/two.h").write_text("#include <torch/torch.h>\nvoid f(decltype(TORCH_EXTENSION_NAME));\n")
     scanned = scan(project, "a.cpp")

@@ -56,6 +56,16 @@ inline void start(const Kernel& kernel, hipFunction_t function, int, const unsig
         kernel.name);
 }
 
+inline bool is_captured(void* stream) {
+  hipStreamCaptureStatus status;
+  check(hipStreamIsCapturing(static_cast<hipStream_t>(stream), &status), "hipStreamIsCapturing");
+  return status != hipStreamCaptureStatusNone;
+}
+
+inline void fill_with_zeros(void* data, size_t bytes, void* stream) {
+  check(hipMemsetAsync(data, 0, bytes, static_cast<hipStream_t>(stream)), "hipMemsetAsync");
+}
+
 // Permits loading while a stream of this thread is captured.
 struct DuringCapture {
   hipStreamCaptureMode mode = hipStreamCaptureModeRelaxed;
@@ -71,6 +81,7 @@ struct Driver {
   decltype(&cuLibraryLoadData) load;
   decltype(&cuLibraryGetKernel) get_kernel;
   decltype(&cuKernelSetAttribute) set_attribute;
+  decltype(&cuKernelSetCacheConfig) set_cache_config;
   decltype(&cuLaunchKernel) launch;
 };
 
@@ -90,10 +101,15 @@ inline const Driver& driver() {
     find(&all.load, "cuLibraryLoadData");
     find(&all.get_kernel, "cuLibraryGetKernel");
     find(&all.set_attribute, "cuKernelSetAttribute");
+    find(&all.set_cache_config, "cuKernelSetCacheConfig");
     find(&all.launch, "cuLaunchKernel");
     return all;
   }();
   return functions;
+}
+
+inline void check(cudaError_t error, const char* name) {
+  if (error != cudaSuccess) fail(std::string(name) + ": " + cudaGetErrorString(error));
 }
 
 inline void check(CUresult error, const char* name) {
@@ -136,6 +152,9 @@ inline CUkernel loaded(const Kernel& kernel, const Image& image, int device) {
     const int bytes = static_cast<int>(image.shared);
     check(driver().set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes, function, device),
           kernel.name);
+    if (kernel.prefer_shared) {
+      check(driver().set_cache_config(function, CU_FUNC_CACHE_PREFER_SHARED, device), kernel.name);
+    }
   }
   if (kernel.threads == 0 && image.capability >= 90) {  // of CuTe DSL: clusters may have more than 8 blocks
     check(driver().set_attribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, function, device),
@@ -156,6 +175,16 @@ inline void start(const Kernel& kernel, CUkernel function, int device, const uns
     error = attempt();
   }
   check(error, kernel.name);
+}
+
+inline bool is_captured(void* stream) {
+  cudaStreamCaptureStatus status;
+  check(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status), "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+inline void fill_with_zeros(void* data, size_t bytes, void* stream) {
+  check(cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(stream)), "cudaMemsetAsync");
 }
 
 // Permits loading while a stream of this thread is captured.

@@ -33,7 +33,8 @@ struct Image {
 // A kernel in all its images, which are ascending by capability.
 struct Kernel {
   const char* name;
-  unsigned threads;  // of a block; 0 if host code of CuTe DSL configures launches
+  unsigned threads;    // of a block; 0 if host code of CuTe DSL configures launches
+  bool prefer_shared;  // rather than L1, where blocks need more than 48 KiB
   const Image* images;
   int count;
   // For each device: the image and the loaded kernel; null before the first launch there.

@@ -11,9 +11,8 @@ import click
 from kernel_format.errors import ConfigError
 from kernel_format.signatures import read_signers
 from kernel_judge.cli.options import json_option
-from kernel_judge.leaderboard.page import write_site
+from kernel_judge.leaderboard.page import run_results, write_site
 from kernel_judge.leaderboard.result import read_results
-from kernel_judge.leaderboard.run_results import run_results
 from kernel_judge.leaderboard.second_judgement import judge_again as judge_again_best
 from kernel_judge.search.run_report import attempt_lines, make_report, summary_lines
 

@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from kernel_judge.cli.options import minutes_option, notify, require_torch
+from kernel_judge.judge.verdict import Speedup
 from kernel_judge.search.local_judge import JUDGE_COMMAND
 from kernel_judge.search.run_log import REFERENCE_PEER
 from kernel_judge.search.run_report import attempt_lines, make_report
 from kernel_judge.search.search_request import SearchRequest, parse_context
-from kernel_judge.skills.catalog import find_skill
 
 _PATH = click.Path(path_type=Path)
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
@@ -107,7 +107,6 @@ def search(
             attempts=attempts or len(agents),
             jobs=jobs or os.cpu_count() or 1,
             judge=(*JUDGE_COMMAND, "--against", against) if against else JUDGE_COMMAND,
-            skill=find_skill("cuda-kernels").directory,
             limits=SearchRequest.limits._replace(seconds=minutes * 60),
             **options,
         ),
@@ -118,7 +117,7 @@ def search(
     if best := result.best:
         click.echo(f"Best: attempt {best['attempt']}, try {best['try']}, by {best['agent']}")
         for peer, speed in best["verdict"]["speed"].items():
-            click.echo(f"  {speed['ratio']:.2f} times the speed of {peer} ({speed['low']:.2f} to {speed['high']:.2f})")
+            click.echo(f"  {Speedup(**speed)} times the speed of {peer}")
         click.echo(f"It is in {result.run / 'best'}. Next:\n  kernel-builder report {result.run}")
         click.echo(f"  kernel-builder build-and-upload {result.run / 'best'} --repo-id ORG/NAME")
     else:

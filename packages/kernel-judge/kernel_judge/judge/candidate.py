@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import ast
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from kernel_builder.api import build_for_device, in_work_tree, require_built
 from kernel_format.errors import ConfigError
@@ -14,6 +16,7 @@ from kernel_tasks import Files, Task
 from kernel_tasks.task import CANDIDATE, write_files
 
 MODEL = "ModelNew"
+_DEFINITION = re.compile(rf"^(class\s+{MODEL}\b|{MODEL}\s*=[^=])", re.MULTILINE)
 # Names in programs that call a kernel of their own.
 _KERNELS = (
     "load_inline",
@@ -60,7 +63,8 @@ class Candidate:
         if is_built:
             shutil.copytree(self.path / "build", copy / "build", symlinks=True)
         else:
-            build_for_device(copy, device, capabilities=() if device == "cpu" else (_capability(),))
+            capability = () if device == "cpu" else (".".join(map(str, torch.cuda.get_device_capability())),)
+            build_for_device(copy, device, capabilities=capability)  # for the GPU of this machine alone
         return copy / self.file.name
 
     def suspicions(self, dtype: str) -> list[str]:
@@ -103,24 +107,4 @@ def read_candidate(path: Path, task: Task) -> Candidate:
 
 
 def _defines_model(file: Path) -> bool:
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError):
-        return False
-    names = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
-    names += [
-        target.id
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    ]
-    return MODEL in names
-
-
-def _capability() -> str:
-    """Return the capability of this machine's GPU, the only one to compile for."""
-    import torch
-
-    major, minor = torch.cuda.get_device_capability()
-    return f"{major}.{minor}"
+    return bool(_DEFINITION.search(file.read_text(encoding="utf-8", errors="replace")))

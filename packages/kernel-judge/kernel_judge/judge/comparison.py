@@ -34,21 +34,15 @@ def difference(
     Where eager itself is off by more, only the comparison of errors applies. An index of another element of an input
     that is equal is right.
     """
-    for number, (result, plain) in enumerate(zip(results, eager, strict=True), 1):
-        which = "the result" if len(eager) == 1 else f"result {number} of {len(eager)}"
-        expected = exact[number - 1] if exact else plain
+    for number, (result, plain, expected) in enumerate(zip(results, eager, exact or eager, strict=True), 1):
         if not plain.is_floating_point():
             wrong = (result != plain) & (plain == expected) & ~tied(result, plain, inputs)
-            kind, a, b = "wrong-result", result.double(), plain.double()
         else:
-            a, b = result.double(), expected.double()
-            wrong = differs(a, b, tolerance, tolerance)
+            wrong = differs(result.double(), expected.double(), tolerance, tolerance)
             if bool(wrong.any()):
-                wrong &= ~differs(plain.double(), b, tolerance, tolerance)
-            kind = "not-finite" if bool((wrong & ~a.isfinite() & b.isfinite()).any()) else "wrong-result"
-        count = int(wrong.sum())
-        if count:
-            return Difference(kind, *described(which, a, b, wrong, count))
+                wrong &= ~differs(plain.double(), expected.double(), tolerance, tolerance)
+        if bool(wrong.any()):
+            return described(number, len(eager), result.double(), expected.double(), wrong)
     return None
 
 
@@ -105,10 +99,11 @@ def _can_index(index: torch.Tensor, source: torch.Tensor, dim: int) -> bool:
     )
 
 
-def described(
-    which: str, a: torch.Tensor, b: torch.Tensor, wrong: torch.Tensor, count: int
-) -> tuple[str, dict[str, Any]]:
-    """Return the wrong elements as a sentence, and as facts of a failing case."""
+def described(number: int, results: int, a: torch.Tensor, b: torch.Tensor, wrong: torch.Tensor) -> Difference:
+    """Return the wrong elements of one of the results, in float64, with the expected values `b`."""
+    which = "the result" if results == 1 else f"result {number} of {results}"
+    kind = "not-finite" if bool((wrong & ~a.isfinite() & b.isfinite()).any()) else "wrong-result"
+    count = int(wrong.sum())
     place = [int(index) for index in wrong.nonzero()[0]]
     got, expected = float(a[tuple(place)]), float(b[tuple(place)])
     largest = float((a - b).abs()[wrong].nan_to_num(torch.inf).max())
@@ -116,8 +111,12 @@ def described(
         f"{count} of {wrong.numel()} elements of {which} are wrong; the first is {got:.6g} at {place}, "
         f"expected {expected:.6g}"
     )
-    facts = {"largest-difference": str(largest) if largest == float("inf") else largest, "wrong-elements": count}
-    return text, {**facts, "elements": wrong.numel(), "index": place, "got": str(got), "expected": str(expected)}
+    facts: dict[str, Any] = {
+        "largest-difference": str(largest) if largest == float("inf") else largest,
+        "wrong-elements": count,
+    }
+    facts |= {"elements": wrong.numel(), "index": place, "got": str(got), "expected": str(expected)}
+    return Difference(kind, text, facts)
 
 
 class ErrorRule:
@@ -149,7 +148,7 @@ class ErrorRule:
         """Return whether results agree with eager's, without float64, within the errors that were noted."""
         for number, (result, plain) in enumerate(zip(results, eager, strict=True)):
             if not plain.is_floating_point():
-                if not torch.equal(result, plain) and not self.worst:
+                if not torch.equal(result.to(plain.dtype), plain) and not self.worst:
                     return False
                 continue
             a, b = result.double(), plain.double()

@@ -18,7 +18,7 @@ class Placeholder(NamedTuple):
 
 
 class ResultError(Exception):
-    """A result that cannot be compared. `kind` is the name under which the judge rejects it."""
+    """A model or a result that cannot be judged. `kind` is the name under which the judge rejects it."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)

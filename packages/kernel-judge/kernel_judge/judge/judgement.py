@@ -8,9 +8,8 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,6 +22,7 @@ from kernel_format.errors import (
 )
 from kernel_format.files import temporary_directory
 from kernel_judge.judge.candidate import MODEL, Candidate, read_candidate
+from kernel_judge.judge.gpu_memory import is_exhausted, taken_by_others
 from kernel_judge.judge.peer_workers import COMPILED, PeerWorkers
 from kernel_judge.judge.reference import Reference
 from kernel_judge.judge.result_checks import RejectedError, ResultChecks
@@ -92,9 +92,10 @@ def judge(request: JudgeRequest, notify: Notify = lambda message: None) -> Verdi
     candidate = read_candidate(request.candidate, task)
     device = request.device or task.settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
     choice = random.Random(secrets.randbits(64) if request.seed is None else request.seed)
-    judgement = _Judgement(request, task, candidate, device, choice, notify)
+    kind = request.sandbox or sandbox.strongest()
+    judgement = _Judgement(request, task, candidate, device, kind, choice, notify, started)
     rejected: RejectedError | None = None
-    word, reason, speed = RIGHT, "", SpeedReport()
+    word, reason, speed, exhausted = RIGHT, "", SpeedReport(), ""
     try:
         if device == "cuda" and not torch.cuda.is_available():
             raise _CannotJudgeError("it is to run on a GPU, and Torch finds none: --device cpu judges it on the CPU")
@@ -102,9 +103,19 @@ def judge(request: JudgeRequest, notify: Notify = lambda message: None) -> Verdi
     except (_CannotJudgeError, MachineError) as error:
         word, reason = NOT_JUDGED, str(error)
     except RejectedError as error:
-        word, reason, rejected = WRONG, str(error), error
+        # Without its traceback, whose frames keep memory of the GPU.
+        word, reason, rejected = WRONG, str(error), RejectedError(error.kind, str(error), error.case)
     except WorkerFailure as failure:
         word, reason, rejected = WRONG, str(failure), RejectedError(failure.kind, str(failure))
+    except Exception as error:
+        exhausted = f"{type(error).__name__}: {error}"
+        if not is_exhausted(exhausted):
+            raise
+    if exhausted:
+        others = taken_by_others() if device == "cuda" else ""
+        word, reason = NOT_JUDGED, f"the judge itself needs more memory than is free: {others or exhausted}"
+    if rejected and device == "cuda" and is_exhausted(reason) and (others := taken_by_others()):
+        word, reason, rejected = NOT_JUDGED, f"it ran out of memory, but {others}: {reason}", None
     if rejected and rejected.kind == "raised" and _NEEDS_TOOL.search(reason):
         word, reason, rejected = NOT_JUDGED, f"it needs a program or package that is not here: {reason}", None
     if rejected and rejected.kind == "raised" and not torch.cuda.is_available() and _NEEDS_GPU.search(reason):
@@ -117,46 +128,37 @@ def judge(request: JudgeRequest, notify: Notify = lambda message: None) -> Verdi
         task=task.name,
         task_digest=task.digest,
         candidate_digest=candidate.digest,
-        sandbox=judgement.sandbox,
+        sandbox=kind,
         device=_device_name(device),
         seconds=round(time.monotonic() - started, 3),
-        speed=speed.speed,
-        missing_peers=speed.missing,
-        share_of_limit=speed.share_of_limit,
-        sol_score=speed.sol_score,
-        suspicious=(*judgement.suspicious, *speed.suspicious),
-        cases=speed.cases,
+        **vars(speed) | {"suspicious": (*judgement.suspicious, *speed.suspicious)},
     )
 
 
+@dataclass
 class _Judgement:
-    def __init__(
-        self,
-        request: JudgeRequest,
-        task: Task,
-        candidate: Candidate,
-        device: str,
-        choice: random.Random,
-        notify: Notify,
-    ) -> None:
-        self._request, self._task, self._candidate = request, task, candidate
-        self._device, self._choice, self._notify = device, choice, notify
-        self._started = time.monotonic()
-        self.sandbox = request.sandbox or sandbox.strongest()
-        self.suspicious: list[str] = []
+    request: JudgeRequest
+    task: Task
+    candidate: Candidate
+    device: str
+    sandbox: str
+    choice: random.Random
+    notify: Notify
+    started: float
+    suspicious: list[str] = field(default_factory=list)
 
     def run(self) -> SpeedReport:
         """Examine the candidate and time it."""
-        request, device = self._request, self._device
+        request, device = self.request, self.device
         with ExitStack() as stack:
             directory = stack.enter_context(temporary_directory())
             file = self._built(directory)
             worker = stack.enter_context(self._worker([directory]))
-            self._notify("preparing the reference")
-            references, timed, sentences = prepare_references(self._task, device, self._choice)
+            self.notify("preparing the reference")
+            references, timed, sentences = prepare_references(self.task, device, self.choice)
             self.suspicious += sentences
             modes = request.peers if request.rounds else ()
-            peers = stack.enter_context(PeerWorkers(self._task, timed, modes, lambda: self._worker([]), self._notify))
+            peers = stack.enter_context(PeerWorkers(self.task, timed, modes, lambda: self._worker([]), self.notify))
             asked = time.monotonic()
             try:
                 worker.ready(_START_SECONDS)
@@ -167,72 +169,72 @@ class _Judgement:
                     hint="choose another with --sandbox",
                 ) from failure
             slowness = max(1.0, (time.monotonic() - asked) / _READY_SECONDS)
-            worker.start("load", str(file), MODEL, self._candidate.is_project)
+            worker.start("load", str(file), MODEL, self.candidate.is_project)
             worker.wait(request.build_seconds)
             for number, reference in enumerate(references):
                 worker.ask("model", number, *reference.model_arguments(), seconds=request.build_seconds)
             checks = ResultChecks(
                 worker,
                 references,
-                self._task.settings.tolerance,
+                self.task.settings.tolerance,
                 request.call_seconds,
-                compares_errors=not self._task.workloads
-                or (self._task.is_elementwise and not request.inputs_of_task_only),
+                compares_errors=not self.task.workloads
+                or (self.task.is_elementwise and not request.inputs_of_task_only),
             )
             inputs = affordable(request.inputs, references[0].seconds, device)
             inputs = max(inputs, min(request.inputs, len(references)))
             if inputs < request.inputs:
                 self.suspicious.append(f"Only {inputs} inputs were checked, since a call of the reference takes long.")
-            seeds = [self._choice.getrandbits(48) for _ in range(inputs)]
-            self._notify(f"checking {inputs} inputs")
+            seeds = [self.choice.getrandbits(48) for _ in range(inputs)]
+            self.notify(f"checking {inputs} inputs")
             with peers.paused():
                 checks.check(seeds)
                 if request.inputs_of_task_only:
                     self.suspicious.append("Only the task's own inputs and parameters were checked.")
                 else:
-                    checks.check_outside(self._task, self._choice.getrandbits(48), request.build_seconds)
+                    checks.check_outside(self.task, self.choice.getrandbits(48), request.build_seconds)
             self.suspicious += checks.suspicious
-            self.suspicious += self._candidate.suspicions(references[0].dtype or "float32")
-            if request.is_built and self._candidate.is_project:
+            self.suspicious += self.candidate.suspicions(references[0].dtype or "float32")
+            if request.is_built and self.candidate.is_project:
                 self.suspicious.append(
                     "The judge did not build its packages: nothing says that they are of its sources."
                 )
             if not request.rounds:
                 return SpeedReport()
-            self._notify("timing")
-            wait = slowness * _CPU_SECONDS - (time.monotonic() - self._started) if device == "cpu" else 600.0
+            self.notify("timing")
+            wait = slowness * _CPU_SECONDS - (time.monotonic() - self.started) if device == "cpu" else 600.0
             worker.stop()
             for reference in timed:
                 reference.count_operations()  # peers compile meanwhile
             peers.finish(wait)
-            end = self._started + slowness * _TIMED_SECONDS
-            return measure_speed(worker, peers, timed, checks, request.rounds, request.call_seconds, end, self._choice)
+            end = self.started + slowness * _TIMED_SECONDS
+            return measure_speed(worker, peers, timed, checks, request.rounds, request.call_seconds, end, self.choice)
 
     def _built(self, directory: Path) -> Path:
-        file = self._candidate.file
-        if not self._candidate.is_project and file.is_file() and _LOADS.search(file.read_text(errors="replace")):
+        file = self.candidate.file
+        if not self.candidate.is_project and file.is_file() and _LOADS.search(file.read_text(errors="replace")):
             raise RejectedError(
                 "build-failed",
                 "kernel_builder.load needs the builder's compilers, which the sandbox lacks; use load_inline of "
                 "torch.utils.cpp_extension, or write a kernel project with a build.toml",
             )
         try:
-            return self._candidate.prepared(directory, self._device, is_built=self._request.is_built)
+            return self.candidate.prepared(directory, self.device, is_built=self.request.is_built)
         except KernelBuilderError as error:
             output = error.output.strip()[-1500:] if isinstance(error, BuildError) else ""
             text = f"{error}{f' ({error.hint})' if error.hint else ''}{f': {output}' if output else ''}"
             text = text.replace(str(directory), "")
             if isinstance(error, (ToolchainError, VariantError)):
-                verb = "load" if self._request.is_built else "build"
-                raise _CannotJudgeError(f"this machine cannot {verb} it for {self._device}: {text}") from error
+                verb = "load" if self.request.is_built else "build"
+                raise _CannotJudgeError(f"this machine cannot {verb} it for {self.device}: {text}") from error
             raise RejectedError("build-failed", text) from error
 
     def _worker(self, readable: Sequence[Path]) -> WorkerProcess:
         return WorkerProcess(
             self.sandbox,
-            self._device,
+            self.device,
             readable=readable,
-            arena_bytes=_arena_bytes(self._device),
+            arena_bytes=_arena_bytes(self.device),
             threads=torch.get_num_threads(),
         )
 
@@ -279,7 +281,4 @@ def _arena_bytes(device: str) -> int:
 def _device_name(device: str) -> str:
     if device == "cpu":
         return f"cpu, {torch.get_num_threads()} threads"
-    if not torch.cuda.is_available():
-        return "no GPU"
-    name: Any = torch.cuda.get_device_name()
-    return str(name)
+    return str(torch.cuda.get_device_name()) if torch.cuda.is_available() else "no GPU"

@@ -111,7 +111,7 @@ class ModelRunner:
         spec.loader.exec_module(module)
         self._class = getattr(module, name, None)
         if not (isinstance(self._class, type) and issubclass(self._class, torch.nn.Module)):
-            raise _Refusal("no-model", f"it defines no torch.nn.Module named {name}")
+            raise ResultError("no-model", f"it defines no torch.nn.Module named {name}")
 
     def model(
         self,
@@ -207,17 +207,21 @@ class ModelRunner:
         calls = slice(None) if only is None else slice(only, only + 1)
         for held, slots, targets in zip(self._held[calls], self._slots[calls], self._targets[calls], strict=True):
             if len(held) != len(slots):
-                raise _Refusal("wrong-shape", f"it returns {len(held)} tensors; expected {len(slots)}")
+                raise ResultError("wrong-shape", f"it returns {len(held)} tensors; expected {len(slots)}")
             for result, slot, target in zip(held, slots, targets, strict=True):
                 name = str(result.dtype).removeprefix("torch.")
                 if tuple(result.shape) != tuple(slot.shape):
                     shapes = f"{tuple(result.shape)}; expected {tuple(slot.shape)}"
-                    raise _Refusal("wrong-shape", f"a result has the shape {shapes}")
+                    raise ResultError("wrong-shape", f"a result has the shape {shapes}")
                 if name != slot.dtype:
-                    raise _Refusal("wrong-dtype", f"a result is {name}; expected {slot.dtype}")
+                    raise ResultError("wrong-dtype", f"a result is {name}; expected {slot.dtype}")
                 if result.data_ptr() in self._judges_memory:  # the copy, whose time is subtracted, would cost nothing
-                    raise _Refusal("forged-answer", "a result is in the judge's memory; return memory of your own")
+                    raise ResultError("forged-answer", "a result is in the judge's memory; return memory of your own")
                 target.copy_(result)
+
+    def dtypes(self) -> list[str]:
+        """Return the names of the dtypes of the results of the last call."""
+        return [str(result.dtype).removeprefix("torch.") for result in self._held[0]]
 
     def layout(self) -> list[list[list[int]]]:
         """Return the strides of the results of the last command."""
@@ -233,20 +237,14 @@ class ModelRunner:
             torch.cuda.synchronize()
 
 
-class _Refusal(Exception):
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(text)
-        self.kind = kind
-
-
 def answer(runner: ModelRunner, command: str, arguments: Sequence[Any]) -> dict[str, Any]:
     try:
         value = getattr(runner, command)(*arguments)
         if patched := runner.patched():
             return {"failed": "patched", "text": f"it replaces {patched}"}
         return {"value": value}
-    except (_Refusal, ResultError) as refusal:
-        return {"failed": refusal.kind, "text": str(refusal)}
+    except ResultError as error:
+        return {"failed": error.kind, "text": str(error)}
     except Exception as error:
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
         if len(text) > _LONGEST_TEXT:  # compilers name the file at the start, and the error at the end

@@ -111,14 +111,13 @@ def outside_difference(
     that is below 1: inputs times 0.001 would else be compared with a tolerance as large as the results.
     """
     for number, (result, plain, exact, allowance) in enumerate(zip(results, eager, expected, allowed, strict=True), 1):
-        which = "the result" if len(eager) == 1 else f"result {number} of {len(eager)}"
         a, b = result.double(), exact.double()
         if not plain.is_floating_point():
             wrong = (result != plain) & (plain == exact) & math.isfinite(allowance) & ~tied(result, plain, inputs)
         else:
             wrong = differs(a, b, tolerance, tolerance * min(1.0, _largest(b)) + allowance)
-        if count := int(wrong.sum()):
-            return Difference("wrong-result", *described(which, a, b, wrong, count))
+        if bool(wrong.any()):
+            return described(number, len(eager), a, b, wrong)
     return None
 
 

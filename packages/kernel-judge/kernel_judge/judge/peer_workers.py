@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from types import TracebackType
 
 from kernel_format.errors import MeasureError
 from kernel_judge.judge.reference import Reference
@@ -20,7 +19,7 @@ COMPILED = (COMPILE, "max-autotune")
 _START_SECONDS = 120.0
 
 
-class PeerWorkers:
+class PeerWorkers(ExitStack):
     """Workers that run the reference, with models by the references' numbers. They compile during the checks.
 
     Eager is started if any peer is wanted. `workers` has the timed peers, `missing` the reasons of the others.
@@ -34,7 +33,7 @@ class PeerWorkers:
         make: Callable[[], WorkerProcess],
         notify: Notify,
     ) -> None:
-        self._stack = ExitStack()
+        super().__init__()
         self._notify = notify
         self._waiting: dict[str, int] = {}
         self.workers: dict[str, WorkerProcess] = {}
@@ -49,19 +48,11 @@ class PeerWorkers:
                     worker.start("model", number, *reference.model_arguments(mode))
                 for number, reference in enumerate(references):
                     given = reference.arguments(reference.seed)
-                    calls, slots = place(worker, reference, [given], append=number > 0)
+                    calls, slots = place(worker, [given], reference.results, append=number > 0)
                     synchronize(reference.device)
                     worker.start("call", number, calls[0], slots[0], reference.seed, None)
                 self._waiting[mode] = 3 + 2 * len(references)
-            self._stack = opened.pop_all()
-
-    def __enter__(self) -> PeerWorkers:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+            self.callback(opened.pop_all().close)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

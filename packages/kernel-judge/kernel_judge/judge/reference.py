@@ -26,6 +26,7 @@ from kernel_judge.judge.evaluation import (
 from kernel_tasks import Sizes, Task
 
 Tensors = list[torch.Tensor]
+Results = list[tuple[tuple[int, ...], torch.dtype]]
 _COUNTED = {str(operation).replace(".", "::") for operation in flop_registry}
 
 
@@ -55,6 +56,8 @@ class Reference:
         randomized: The result of `randomize`; None without `random_parameters`.
         parameters: Names of the parameters that get a gradient.
         results: The shapes and dtypes of the results.
+        accepted: Those of the candidate's results, whose dtypes differ where the task's rule decides on dtypes.
+        decides_dtypes: Whether it does.
         has_rule: Whether the task has a rule of its own for right results.
         has_exact: Whether the model can be computed in float64.
         seconds: The time of one eager call here, roughly.
@@ -80,7 +83,7 @@ class Reference:
         self._backward = task.settings.backward
         self._path = str(task.path)
         self._problem = task.problem(sizes)
-        self.has_rule = self._problem.fault is not None
+        self.has_rule, self.decides_dtypes = self._problem.fault is not None, self._problem.decides_dtypes
         try:
             seed_generators(device, seed)
             self.init = self._problem.get_init_inputs()
@@ -94,7 +97,7 @@ class Reference:
             self.parameters: Sequence[str] = named
             self._exact: Any = copy.deepcopy(self._model).double()
             self._probe()
-        except (KernelBuilderError, MemoryError):
+        except (KernelBuilderError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             reason = str(error).strip().splitlines() or [""]
@@ -180,12 +183,15 @@ class Reference:
         given = self.arguments(self.seed)
         expected = self.eager(given)
         self.results = [(tuple(result.shape), result.dtype) for result in expected]
+        self.accepted: Results = self.results
         self.seconds = min(self._seconds(given) for _ in range(3))
         self.has_exact = True
         try:
             exact = self.exact(given)
             assert exact is not None
             self.has_exact = all(map(_close, expected, exact))
+        except torch.OutOfMemoryError:
+            raise
         except Exception:  # code that casts, or an operation without float64
             self.has_exact = False
 
@@ -220,7 +226,11 @@ class Reference:
         Tensors that share memory, such as tied parameters, count once.
         """
         read = size([*given.tensors, *(given.grads or ()), *self._model.state_dict().values()])
-        return read, sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.results)
+        return read, _bytes(self.accepted)
+
+    def accepted_share(self) -> float:
+        """Return the bytes of the candidate's results, divided by those of the reference's."""
+        return _bytes(self.accepted) / max(_bytes(self.results), 1)
 
     def dtypes(self, given: Arguments) -> set[torch.dtype]:
         """Return the dtypes of inputs and parameters."""
@@ -241,6 +251,10 @@ class Reference:
             self.operations = int(counter.get_total_flops())
         except Exception:  # code that cannot be dispatched, such as a compiled function
             self.operations = 0
+
+
+def _bytes(results: Results) -> int:
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in results)
 
 
 def _same(tensor: torch.Tensor, other: torch.Tensor) -> bool:

@@ -13,13 +13,18 @@ from kernel_builder.api import POISON
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.comparison import Difference, ErrorRule, difference
 from kernel_judge.judge.outside_inputs import expected_results, outside_difference, outside_inputs
-from kernel_judge.judge.reference import Arguments, Reference, Tensors
+from kernel_judge.judge.reference import Arguments, Reference, Results, Tensors
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 from kernel_tasks import Task
 
 _LATE_SECONDS = 0.3  # for a thread that writes a result late, to name the failure
 _REPEATED = 10  # every tenth input is given twice
 _OUTSIDE = "wrong-outside-inputs"
+# Dtypes that results may have where the task's rule decides.
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool,
+)}  # fmt: skip
 _LEAST_SAMPLES = 3  # of inputs of one shape, to call a result constant
 
 
@@ -117,6 +122,8 @@ class ResultChecks:
         known = expected_results(reference, given)
         if known is None:
             return
+        if any(map(_overflows, known[0], (dtype for _, dtype in reference.accepted))):
+            return
         case = {**describe(reference, given), "inputs": name}
         try:
             results = self._called(number, given, case, reference)
@@ -186,11 +193,16 @@ class ResultChecks:
     ) -> Tensors:
         """Return copies of the results of one call, in memory that was poisoned before."""
         worker, reference = self._worker, reference or self._references[number]
-        call, slots = place(worker, reference, [given])
+        call, slots = place(worker, [given], reference.accepted)
         before = worker.inputs.raw(worker.inputs.end).clone()
-        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in reference.results]
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in reference.accepted]
         synchronize(reference.device)
-        worker.ask("call", number, call[0], slots[0], given.seed, sizes, seconds=self._seconds)
+        try:
+            worker.ask("call", number, call[0], slots[0], given.seed, sizes, seconds=self._seconds)
+        except WorkerFailure as failure:
+            if failure.kind != "wrong-dtype" or not self._accepts_dtypes(reference):
+                raise
+            return self._called(number, given, case, reference)
         worker.stop()
         copies = [worker.outputs.tensor(slot).clone() for slot in slots[0]]
         changed = not torch.equal(before, worker.inputs.raw(worker.inputs.end))
@@ -198,6 +210,22 @@ class ResultChecks:
         if changed and not reference.may_change(given):
             raise RejectedError("input-changed", "it changes its inputs; write results to memory of their own", case)
         return copies
+
+    def _accepts_dtypes(self, reference: Reference) -> bool:
+        """Let results have the candidate's dtypes from now on, if the task's rule decides on them. It is done once."""
+        if not reference.decides_dtypes or reference.accepted is not reference.results:
+            return False
+        own = [_DTYPES.get(str(name)) for name in self._worker.ask("dtypes", seconds=self._seconds) or ()]
+        if len(own) != len(reference.results) or None in own:
+            return False
+        reference.accepted = [(shape, dtype) for (shape, _), dtype in zip(reference.results, own, strict=True) if dtype]
+        names, expected = (
+            ", ".join(str(dtype).removeprefix("torch.") for _, dtype in results)
+            for results in (reference.accepted, reference.results)
+        )
+        sentence = f"Its results are {names}, the reference's {expected}: the task's rule decides on dtypes."
+        self.suspicious += [sentence] if sentence not in self.suspicious else []
+        return True
 
     def _check_layout(self, number: int, case: dict[str, Any]) -> None:
         answer = self._worker.ask("layout", seconds=self._seconds)
@@ -217,7 +245,7 @@ class ResultChecks:
         """Return the rejection, by the name of the failure."""
         case = case | wrong.facts
         stale = self._before.get(number)
-        if stale and all(torch.allclose(a, b, 1e-3, 1e-5) for a, b in zip(results, stale, strict=True)):
+        if stale and all(torch.allclose(a.to(b.dtype), b, 1e-3, 1e-5) for a, b in zip(results, stale, strict=True)):
             return RejectedError("stale-result", "it returns the result of an earlier call with other values", case)
         return RejectedError(wrong.kind, f"{wrong.text}, for inputs of the shapes {case['shapes']}", case)
 
@@ -234,7 +262,7 @@ class ResultChecks:
 
     def _slots(self, number: int) -> list[Any]:
         self._worker.outputs.clear()
-        return [self._worker.outputs.reserve(shape, dtype) for shape, dtype in self._references[number].results]
+        return [self._worker.outputs.reserve(shape, dtype) for shape, dtype in self._references[number].accepted]
 
 
 class _Variety:
@@ -257,6 +285,11 @@ class _Variety:
             )
 
 
+def _overflows(expected: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Return whether a dtype of the candidate's choice is too narrow for a result."""
+    return bool((expected.isfinite() & ~expected.to(dtype).isfinite()).any())
+
+
 def _read_parameters(loaded: Any) -> tuple[bool, float, list[list[float]]]:
     """Return a worker's answer about its parameters; an empty one if it is malformed."""
     try:
@@ -267,20 +300,20 @@ def _read_parameters(loaded: Any) -> tuple[bool, float, list[list[float]]]:
 
 
 def place(
-    worker: WorkerProcess, reference: Reference, calls: Sequence[Arguments], *, append: bool = False
+    worker: WorkerProcess, calls: Sequence[Arguments], results: Results, *, append: bool = False
 ) -> tuple[list[Any], list[list[Any]]]:
     """Copy the inputs of calls into a worker's arena, and reserve poisoned memory for their results.
 
     Returns:
         The arguments of the worker's commands for each call: its inputs, and the slots of its results.
     """
-    placed, results = reserve(worker, reference, calls, append=append)
+    placed, slots = reserve(worker, calls, results, append=append)
     fill(worker, placed, calls)
-    return placed, results
+    return placed, slots
 
 
 def reserve(
-    worker: WorkerProcess, reference: Reference, calls: Sequence[Arguments], *, append: bool = False
+    worker: WorkerProcess, calls: Sequence[Arguments], results: Results, *, append: bool = False
 ) -> tuple[list[Any], list[list[Any]]]:
     """Do as `place`, but leave the inputs to `fill`."""
     inputs, outputs = worker.inputs, worker.outputs
@@ -292,9 +325,9 @@ def reserve(
         slots = [inputs.reserve_like(tensor) for tensor in given.tensors]
         grads = None if given.grads is None else [inputs.reserve_like(grad) for grad in given.grads]
         placed.append((given.skeleton, slots, grads))
-    results = [[outputs.reserve(shape, dtype) for shape, dtype in reference.results] for _ in calls]
+    reserved = [[outputs.reserve(shape, dtype) for shape, dtype in results] for _ in calls]
     outputs.raw(outputs.end).fill_(POISON)
-    return placed, results
+    return placed, reserved
 
 
 def fill(worker: WorkerProcess, placed: Sequence[Any], calls: Sequence[Arguments]) -> None:

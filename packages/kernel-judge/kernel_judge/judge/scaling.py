@@ -70,7 +70,12 @@ def fitting_workloads(task: Task, device: str, seed: int) -> tuple[list[Referenc
     ordered = sorted(range(len(task.workloads)), key=lambda number: task.weight(task.workloads[number]))
     taken: list[tuple[int, Reference]] = []
     for number in _spread(ordered, _MOST_WORKLOADS):
-        reference = Reference(task, task.workloads[number], None, device, seed)
+        try:
+            reference = Reference(task, task.workloads[number], None, device, seed)
+        except torch.OutOfMemoryError:
+            if not taken:
+                raise
+            break
         cost = sum(reference.moved(reference.arguments(seed))) / _MOST_BYTES[device]
         if taken and max(cost, reference.seconds / _MOST_SECONDS[device]) > 1:
             break

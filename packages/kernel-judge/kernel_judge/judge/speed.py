@@ -20,7 +20,7 @@ from kernel_builder.api import Clock, clock
 from kernel_judge.judge.comparison import ErrorRule
 from kernel_judge.judge.peer_workers import EAGER, PeerWorkers
 from kernel_judge.judge.reference import Arguments, Reference
-from kernel_judge.judge.result_checks import RejectedError, ResultChecks, describe, fill, place, reserve, synchronize
+from kernel_judge.judge.result_checks import RejectedError, ResultChecks, describe, fill, reserve, synchronize
 from kernel_judge.judge.speed_report import CANDIDATE, SpeedReport, TimedShape, report_speed
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 
@@ -85,7 +85,7 @@ def measure_speed(
     report = report_speed(shapes, timer)
     # One that failed at a later shape has times of the first ones only.
     report.speed = {name: speed for name, speed in report.speed.items() if name not in peers.missing}
-    report.missing = peers.missing
+    report.missing_peers = peers.missing
     return report
 
 
@@ -141,8 +141,9 @@ class _TimedRuns:
                 for name, samples in runs.items():
                     samples.append(taken[name])
         self._copying = _RunTime(*map(min, zip(*copying, strict=True)))
-        overhead = self._copying.seconds
-        each = {name: [_net(run, overhead) / self._calls for run in taken] for name, taken in runs.items()}
+        overhead = dict.fromkeys(runs, self._copying.seconds)
+        overhead[CANDIDATE] *= self._reference.accepted_share()
+        each = {name: [_net(run, overhead[name]) / self._calls for run in taken] for name, taken in runs.items()}
         return TimedShape(self._reference, self._given, self._calls, each)
 
     def _lengthen(self) -> None:
@@ -162,7 +163,7 @@ class _TimedRuns:
         if self._device == "cpu":
             return _CPU_RUN_BYTES // max(sum(self._reference.moved(self._given)), 1)
         worker = self._worker
-        place(worker, self._reference, [self._given])
+        reserve(worker, [self._given], self._reference.results)
         return worker.inputs.size // max(worker.inputs.end, worker.outputs.end, 1)
 
     def check_repeats(self) -> None:
@@ -214,7 +215,8 @@ class _TimedRuns:
     def _run(self, name: str, calls: Sequence[Arguments]) -> _RunTime:
         """Return the duration of one run, and keep its results for `_compare`."""
         worker = self._worker if name == CANDIDATE else self._peers.workers[name]
-        placed, slots = reserve(worker, self._reference, calls)
+        results = self._reference.accepted if name == CANDIDATE else self._reference.results
+        placed, slots = reserve(worker, calls, results)
         worker.ask("prepare", placed, slots, seconds=self._seconds)
         # From here on, the worker's processes run only while the clock does, and none slows down another worker.
         worker.stop()

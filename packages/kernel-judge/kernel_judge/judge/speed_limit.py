@@ -57,57 +57,58 @@ def measure_limit(reference: Reference, given: Arguments, timer: Clock) -> Limit
     read, written = reference.moved(given)
     dtypes = [dtype for dtype in reference.dtypes(given) if dtype in _MATRIX_DTYPES]
     operations = reference.operations if dtypes else 0
-    device = _Device(reference.device, timer)
+    device = reference.device
     with timer.context():
-        memory = (read + written) / device.memory_seconds(read, written)
+        memory = (read + written) / _memory_seconds(device, timer, read, written)
         # The narrowest dtype is the fastest.
         narrowest = min(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32)
-        matrix = device.matrix_speed(narrowest) if operations else None
+        matrix = _matrix_speed(device, timer, narrowest) if operations else None
     return Limit(read + written, operations, memory, matrix)
 
 
-class _Device:
-    def __init__(self, name: str, timer: Clock) -> None:
-        self._name, self._timer = name, timer
+def _memory_seconds(device: str, timer: Clock, read: int, written: int) -> float:
+    """Return the time of copying as many bytes as are both read and written, and of reading or filling the others.
 
-    def memory_seconds(self, read: int, written: int) -> float:
-        """Return the time of copying as many bytes as are both read and written, and of reading or filling the others.
+    Tensors are as large as the call's, so that a small call, whose tensors stay in the cache, has its speed.
+    """
+    moved = max(read + written, _LEAST_BYTES)
+    sets = min(sets_needed(timer.cache, moved), _MOST_SETS)
+    copied = _copy_seconds(device, timer, moved, sets) / moved
+    rest = abs(read - written)
+    if rest <= _REST * moved:
+        return copied * (read + written)
+    tensors = [torch.ones(rest // 4 + 1, device=device) for _ in range(sets)]
+    one_way = [partial(torch.sum, tensor) if read > written else partial(tensor.fill_, 2.0) for tensor in tensors]
+    return copied * 2 * min(read, written) + min(_seconds(device, timer, one_way), copied * rest)
 
-        Tensors are as large as the call's, so that a small call, whose tensors stay in the cache, has its speed.
-        """
-        moved = max(read + written, _LEAST_BYTES)
-        sets = min(sets_needed(self._timer.cache, moved), _MOST_SETS)
-        copied = self._copy_seconds(moved, sets) / moved
-        rest = abs(read - written)
-        if rest <= _REST * moved:
-            return copied * (read + written)
-        tensors = [torch.ones(rest // 4 + 1, device=self._name) for _ in range(sets)]
-        one_way = [partial(torch.sum, tensor) if read > written else partial(tensor.fill_, 2.0) for tensor in tensors]
-        return copied * 2 * min(read, written) + min(self._seconds(one_way), copied * rest)
 
-    def matrix_speed(self, dtype: torch.dtype) -> float:
-        """Return the operations of matrix products in a second."""
-        size = _MATRIX[self._name]
-        left, right = (torch.randn(size, size, device=self._name).to(dtype) for _ in range(2))
-        return 2 * size**3 / min(self._seconds([partial(torch.mm, left, matrix)]) for matrix in (right, right.t()))
+def _matrix_speed(device: str, timer: Clock, dtype: torch.dtype) -> float:
+    """Return the operations of matrix products in a second."""
+    size = _MATRIX[device]
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return (
+        2 * size**3 / min(_seconds(device, timer, [partial(torch.mm, left, matrix)]) for matrix in (right, right.t()))
+    )
 
-    def _copy_seconds(self, moved: int, sets: int) -> float:
-        if self._name != "cpu":
-            run, _ = copies(moved, sets, self._name, self._timer)
-            return min(run() for _ in range(_SAMPLES))
-        sources = [torch.ones(moved // 2, dtype=torch.uint8) for _ in range(sets)]
-        return self._seconds([partial(torch.empty_like(source).copy_, source) for source in sources])
 
-    def _seconds(self, calls: Sequence[Callable[[], Any]]) -> float:
-        """Return the time of the fastest call: on a CPU of single ones, since other work interrupts longer series."""
-        if self._name != "cpu":
-            run, _ = self._timer.series(calls)
-            return min(run() for _ in range(_SAMPLES))
-        taken: list[float] = []
-        end = time.perf_counter() + _CPU_SECONDS
-        while not taken or time.perf_counter() < end:
-            for call in calls:
-                started = time.perf_counter()
-                call()
-                taken.append(time.perf_counter() - started)
-        return min(taken)
+def _copy_seconds(device: str, timer: Clock, moved: int, sets: int) -> float:
+    if device != "cpu":
+        run, _ = copies(moved, sets, device, timer)
+        return min(run() for _ in range(_SAMPLES))
+    sources = [torch.ones(moved // 2, dtype=torch.uint8) for _ in range(sets)]
+    return _seconds(device, timer, [partial(torch.empty_like(source).copy_, source) for source in sources])
+
+
+def _seconds(device: str, timer: Clock, calls: Sequence[Callable[[], Any]]) -> float:
+    """Return the time of the fastest call: on a CPU of single ones, since other work interrupts longer series."""
+    if device != "cpu":
+        run, _ = timer.series(calls)
+        return min(run() for _ in range(_SAMPLES))
+    taken: list[float] = []
+    end = time.perf_counter() + _CPU_SECONDS
+    while not taken or time.perf_counter() < end:
+        for call in calls:
+            started = time.perf_counter()
+            call()
+            taken.append(time.perf_counter() - started)
+    return min(taken)

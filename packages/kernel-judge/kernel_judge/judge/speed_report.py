@@ -23,10 +23,10 @@ _MORE_MEASUREMENTS = 4  # of a limit that a candidate seems to exceed
 
 @dataclass
 class SpeedReport:
-    """The part of a verdict that is about speed."""
+    """The part of a verdict that is about speed, by the names of `Verdict`."""
 
     speed: dict[str, Speedup] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
+    missing_peers: dict[str, str] = field(default_factory=dict)
     share_of_limit: float | None = None
     sol_score: float | None = None
     suspicious: list[str] = field(default_factory=list)

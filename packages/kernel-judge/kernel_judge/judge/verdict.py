@@ -34,6 +34,9 @@ class Speedup(NamedTuple):
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{self.ratio:.2f} ({self.low:.2f} to {self.high:.2f})"
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -61,6 +64,11 @@ class Verdict:
         """Whether the candidate may be used in place of the reference."""
         return self.verdict == RIGHT
 
+    @property
+    def ratio(self) -> float:
+        """The speed relative to eager PyTorch; 0 if it was not measured."""
+        return self.speed["eager"].ratio if "eager" in self.speed else 0.0
+
     def lines(self) -> list[str]:
         """Return the verdict without its first word and its times, for a person or an agent."""
         lines = []
@@ -68,8 +76,7 @@ class Verdict:
             lines.append(f"{self.rejected_as}: {self.reason}" if self.rejected_as else self.reason)
         if self.failing_case:
             lines.append(f"case: {json.dumps(self.failing_case)}")
-        for peer, speed in self.speed.items():
-            lines.append(f"{speed.ratio:.2f} times the speed of {peer} ({speed.low:.2f} to {speed.high:.2f})")
+        lines += [f"{speed} times the speed of {peer}" for peer, speed in self.speed.items()]
         lines += [f"not compared with {peer}: {reason}" for peer, reason in self.missing_peers.items()]
         if self.share_of_limit is not None:
             lines.append(f"{self.share_of_limit:.0%} of the device's limit (SOL score {self.sol_score:.2f})")
@@ -89,13 +96,23 @@ class Verdict:
     def from_json(text: str) -> Verdict:
         """Read the result of `to_json`."""
         try:
-            values = {name.replace("-", "_"): value for name, value in json.loads(text).items()}
+            return Verdict.from_dict(json.loads(text))
+        except ValueError as error:
+            raise ConfigError(f"is not a verdict of `kernel-builder judge --json`: {error}", where=text[:80]) from error
+
+    @staticmethod
+    def from_dict(values: Any) -> Verdict:
+        """Read the result of `as_dict`.
+
+        Raises:
+            ValueError: If it is anything else.
+        """
+        try:
+            values = {name.replace("-", "_"): value for name, value in values.items()}
             values["speed"] = {name: Speedup(**speedup) for name, speedup in values["speed"].items()}
             verdict = Verdict(**values)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(f"is not a verdict of `kernel-builder judge --json`: {error}", where=text[:80]) from error
-        if verdict.verdict not in EXIT_STATUS:
-            raise ConfigError(
-                f"{verdict.verdict!r} is not a verdict; expected {', '.join(EXIT_STATUS)}", where=text[:80]
-            )
+            if verdict.verdict not in EXIT_STATUS:
+                raise ValueError(f"{verdict.verdict!r} is not one of {', '.join(EXIT_STATUS)}")
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(str(error)) from error
         return verdict

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import kernel_format
@@ -67,7 +66,7 @@ class WorkerFailure(Exception):
         self.kind = kind
 
 
-class WorkerProcess:
+class WorkerProcess(ExitStack):
     """A worker in its sandbox, with a scratch home, the only directory that it may write.
 
     It may read `readable` beside the system and Python. It shares the arenas `inputs` and `outputs` with this process;
@@ -83,11 +82,11 @@ class WorkerProcess:
         arena_bytes: int = 0,
         threads: int = 1,
     ) -> None:
+        super().__init__()
         self._device = device
         self._suspended: dict[int, float] = {}  # processes -> their CPU time
         # Of the commands that are not answered yet: an answer has that of its command. It starts with one of its own.
         self._tokens: deque[str | None] = deque([None])
-        self._stack = ExitStack()
         with ExitStack() as opened:
             self.scratch = opened.enter_context(temporary_directory())
             self.inputs, self.outputs = (Arena(device, arena_bytes) for _ in range(2))
@@ -122,15 +121,7 @@ class WorkerProcess:
                     start_new_session=True,
                 )
             opened.callback(self._kill)
-            self._stack = opened.pop_all()
-
-    def __enter__(self) -> WorkerProcess:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+            self.callback(opened.pop_all().close)
 
     def ready(self, seconds: float) -> None:
         """Wait until the worker has imported Torch, and open the arenas in it."""

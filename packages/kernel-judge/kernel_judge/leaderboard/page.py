@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import html
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from kernel_format.files import replaced_directory
-from kernel_judge.judge.verdict import Verdict
-from kernel_judge.leaderboard.result import INVALID, Result, ranked
+from kernel_judge.leaderboard.result import INVALID, UNSIGNED, Result, ranked, read_file, texts_of
 from kernel_judge.leaderboard.roofline import roofline
+from kernel_judge.search.run_report import RunReport
 
 _DRAWN = 8  # candidates in a roofline
+_LOG_BYTES = 20_000  # of the end of an agent's output
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:0 auto;padding:0 1rem 3rem;color:#1c1917}
@@ -63,7 +65,7 @@ def _group(task: str, device: str, group: Sequence[Result]) -> str:
 
 def _row(rank: int, result: Result) -> str:
     verdict = result.verdict
-    cells = [str(rank), result.candidate, _speed(verdict, "eager"), _speed(verdict, "compile")]
+    cells = [str(rank), result.candidate, *(str(verdict.speed.get(peer, "-")) for peer in ("eager", "compile"))]
     cells += [f"{verdict.share_of_limit:.0%}" if verdict.share_of_limit is not None else "-"]
     cells += [f"{verdict.sol_score:.2f}" if verdict.sol_score is not None else "-"]
     cells += [result.signature + (", suspicious" if verdict.suspicious else "")]
@@ -85,11 +87,21 @@ def _details(result: Result, rank: int | None) -> str:
     )
 
 
-def _speed(verdict: Verdict, peer: str) -> str:
-    speed = verdict.speed.get(peer)
-    return f"{speed.ratio:.2f} ({speed.low:.2f} to {speed.high:.2f})" if speed else "-"
-
-
 def _text(text: str) -> str:
     # Lone halves of surrogate pairs, which JSON can have, are in no encoding.
     return html.escape(text.encode("utf-8", "replace").decode())
+
+
+def run_results(report: RunReport) -> list[Result]:
+    """Return the judged tries of searches with their code and the ends of their logs."""
+    results = []
+    for attempt in report.attempts:
+        for each in attempt.tries:
+            if each.verdict:
+                name = f"attempt {attempt.number}, try {each.number}, {attempt.agent}"
+                candidate, path = each.workspace.frozen_candidate(), each.workspace.log
+                code = texts_of(candidate, errors="replace") if candidate else {}
+                log = read_file(path, tail=_LOG_BYTES).decode(errors="replace") if path.exists() else ""
+                content = json.dumps({"verdict": each.verdict.as_dict(), "candidate": code}, sort_keys=True).encode()
+                results.append(Result(each.verdict, name, {"candidate": code}, log, UNSIGNED, content))
+    return results

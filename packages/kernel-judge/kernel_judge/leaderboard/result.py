@@ -108,7 +108,7 @@ def read_result(path: Path, signers: Signers) -> Result:
         for files in parts.values():
             checked_tree(files)
             assert all(isinstance(text, str) for text in files.values())
-        verdict = Verdict.from_json(json.dumps(whole["verdict"]))
+        verdict = Verdict.from_dict(whole["verdict"])
         _check_types(verdict)
     except (UnsafePath, ConfigError, ValueError, TypeError, AttributeError, AssertionError, RecursionError) as error:
         raise ConfigError(
@@ -174,7 +174,7 @@ def ranked(results: Sequence[Result], *, only_valid: bool) -> dict[tuple[str, st
     """Return the right results by task, its digest and device, the fastest first, each candidate once."""
     groups: dict[tuple[str, str, str], list[Result]] = {}
     accepted = {VALID} if only_valid else {VALID, UNSIGNED, UNKNOWN_KEY}
-    order = sorted(results, key=lambda result: (-ratio(result.verdict), result.content))
+    order = sorted(results, key=lambda result: (-result.verdict.ratio, result.content))
     for result in order:
         verdict = result.verdict
         if verdict.is_right and result.signature in accepted:
@@ -182,9 +182,3 @@ def ranked(results: Sequence[Result], *, only_valid: bool) -> dict[tuple[str, st
             if all(other.verdict.candidate_digest != verdict.candidate_digest for other in group):
                 group.append(result)
     return dict(sorted(groups.items()))
-
-
-def ratio(verdict: Verdict) -> float:
-    """Return the speed relative to eager; 0 if it was not measured."""
-    speed = verdict.speed.get("eager")
-    return speed.ratio if speed else 0.0

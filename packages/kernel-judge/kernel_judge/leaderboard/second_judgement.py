@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from kernel_format.files import temporary_directory
-from kernel_judge.judge.verdict import cause
+from kernel_judge.judge.verdict import Verdict, cause
 from kernel_judge.leaderboard.result import Result, ranked
 from kernel_judge.search.local_judge import JUDGE_COMMAND, LocalJudge
 
@@ -43,16 +43,17 @@ def _judge_again(result: Result, command: Sequence[str]) -> Comparison:
             paths[part] = result.unpacked(part, directory)
         judged = LocalJudge(paths["task"], seconds=_SECONDS, command=command).judge(paths["candidate"])
     first, second = result.verdict, judged.verdict
-    before, now = (verdict.speed.get("eager") if verdict else None for verdict in (first, second))
-    agrees = second is not None and (second.verdict, second.task_digest) == (first.verdict, first.task_digest)
+    about = f"{result.candidate}, {first.task}"
+    if second is None:
+        return Comparison(False, f"does not agree: {about}: {cause(judged.error or '')}")
+    agrees = (second.verdict, second.task_digest) == (first.verdict, first.task_digest)
+    before, now = first.speed.get("eager"), second.speed.get("eager")
     if before and now:
         agrees &= before.low <= now.high and now.low <= before.high
     word = "agrees" if agrees else "does not agree"
-    if second is None:
-        reason = cause(judged.error or "")
-    elif before and now:
-        reason = f"{now.ratio:.2f} ({now.low:.2f} to {now.high:.2f}) times eager on {second.device}"
-        reason += f", before {before.ratio:.2f} ({before.low:.2f} to {before.high:.2f}) on {first.device}"
-    else:
-        reason = f"{second.verdict} on {second.device}, before {first.verdict} on {first.device}"
-    return Comparison(agrees, f"{word}: {result.candidate}, {first.task}: {reason}")
+    return Comparison(agrees, f"{word}: {about}: {_summary(second)}, before {_summary(first)}")
+
+
+def _summary(verdict: Verdict) -> str:
+    speed = verdict.speed.get("eager")
+    return f"{f'{speed} times eager' if speed else verdict.verdict} on {verdict.device}"

@@ -9,21 +9,17 @@ from pathlib import Path
 
 from kernel_builder.api import create_project
 from kernel_format.errors import ConfigError
+from kernel_format.files import replaced_directory
 from kernel_judge.search.search_request import REFERENCE, SKILL, SearchRequest
 from kernel_judge.search.workspace import PROJECT
 from kernel_tasks import Task
 
 
-def kernel_name(task: str) -> str:
-    """Return a name for the kernel of a task: small letters, digits and dashes, a letter first."""
-    words = re.sub(r"[^a-z0-9]+", "-", task.lower()).strip("-")
-    return words if re.fullmatch(r"[a-z][-a-z0-9]*[a-z0-9]", words) else f"kernel-{words}".rstrip("-")
-
-
-def task_path(run: Path) -> Path:
-    """Return the copy of the task in the directory of a search."""
-    entries = sorted((run / "given" / "task").iterdir(), key=lambda path: path.suffix == ".toml")
-    return entries[0]  # a directory, or a problem file that may have settings beside it
+def repo_id(task: Task) -> str:
+    """Return a repository for the kernel of a task, whose name has small letters, digits and dashes, a letter first."""
+    words = re.sub(r"[^a-z0-9]+", "-", task.name.lower()).strip("-")
+    name = words if re.fullmatch(r"[a-z][-a-z0-9]*[a-z0-9]", words) else f"kernel-{words}".rstrip("-")
+    return f"local/{name}"
 
 
 def prepare(request: SearchRequest, task: Task, backends: Sequence[str]) -> None:
@@ -31,20 +27,16 @@ def prepare(request: SearchRequest, task: Task, backends: Sequence[str]) -> None
     given = request.run / "given"
     if given.is_dir():
         return
-    staged = request.run / "given.new"
-    shutil.rmtree(staged, ignore_errors=True)
-    task.save(staged / "task")
-    assert request.repo_id
-    create_project(staged / PROJECT, request.repo_id, backends, license_name="apache-2.0")
     wanted = {name for context in request.contexts for name in context}
-    if SKILL in wanted:
-        assert request.skill
-        _copy(request.skill.iterdir(), staged / "context" / SKILL)
-    if REFERENCE in wanted:
-        if not request.references:
-            raise ConfigError("no file is named", where="--context reference", hint="add --reference FILE")
-        _copy(request.references, staged / "context" / REFERENCE)
-    staged.rename(given)
+    if REFERENCE in wanted and not request.references:
+        raise ConfigError("no file is named", where="--context reference", hint="add --reference FILE")
+    with replaced_directory(given) as staged:
+        task.save(staged / "task")
+        create_project(staged / PROJECT, repo_id(task), backends, license_name="apache-2.0")
+        if SKILL in wanted:
+            shutil.copytree(request.skill, staged / "context" / SKILL)
+        if REFERENCE in wanted:
+            _copy(request.references, staged / "context" / REFERENCE)
 
 
 def _copy(sources: Iterable[Path], directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""Choose the best kernel of a search: the fastest right candidate that is faster than the reference.
+"""The best kernel of a search: the fastest right candidate that is faster than the reference, written as a project.
 
 A speed that was chosen because it was the largest of many is too large on average, so that candidate is judged once
 more, with other inputs. The reference stays the best until a candidate has passed twice.
@@ -6,87 +6,142 @@ more, with other inputs. The reference stays the best until a candidate has pass
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from kernel_judge.judge.verdict import RIGHT, Notify, Verdict, cause
+from kernel_builder.api import Project, python_name, read_project
+from kernel_format import front_matter
+from kernel_format.files import replaced_directory
+from kernel_judge.judge.verdict import Notify, Verdict, cause
 from kernel_judge.search.local_judge import Judge, Judged
-from kernel_judge.search.run_log import REFERENCE_PEER, TRY_ENDED, VERIFIED, Event, RunLog
-from kernel_judge.search.workspace import Workspace
+from kernel_judge.search.run_log import REFERENCE_PEER, VERIFIED, RunLog
+from kernel_judge.search.tries import Try, tries_of
+
+_BUILD_TOML = """[general]
+name = "{name}"
+version = 1
+edition = 6
+license = "apache-2.0"
+backends = {backends}
+
+[general.hub]
+repo-id = "{repo_id}"
+
+[torch-noarch]
+"""
+_CANDIDATE = """\"\"\"Loads the model from `build/`, for `kernel-builder judge`.\"\"\"
+
+from pathlib import Path
+
+from kernels import get_local_kernel
+
+ModelNew = get_local_kernel(Path(__file__).parent).ModelNew
+"""
 
 
-class Contender(NamedTuple):
-    """A candidate that may become the best: its origin, and its speed relative to the reference."""
-
-    attempt: int
-    number: int
-    candidate: str
-    agent: str
-    ratio: float
-
-    @property
-    def program(self) -> str:
-        """The agent's program. Its arguments are not for publication: they may contain a key."""
-        return Path(shlex.split(self.agent)[0]).name
+def contenders(tries: Iterable[Try]) -> list[Try]:
+    """Return the tries with right candidates that are faster than the reference, the fastest first; equal ones once."""
+    by_digest: dict[str | None, Try] = {}
+    for each in tries:
+        if each.ratio > 1.0:
+            by_digest.setdefault(each.candidate, each)
+    return sorted(by_digest.values(), key=lambda each: (-each.ratio, each.attempt, each.number))
 
 
-def contenders(events: Iterable[Event]) -> list[Contender]:
-    """Return the right candidates that are faster than the reference, the fastest first; equal ones once."""
-    by_digest: dict[str, Contender] = {}
-    for event in events:
-        if event["event"] != TRY_ENDED or event["outcome"] != RIGHT:
-            continue
-        ratio = _ratio(Judged.from_dict(event["judged"]).verdict)
-        if ratio > 1.0:
-            key = event["candidate"]
-            by_digest.setdefault(key, Contender(event["attempt"], event["try"], key, event["agent"], ratio))
-    return sorted(by_digest.values(), key=lambda contender: (-contender.ratio, contender.attempt, contender.number))
-
-
-def choose(log: RunLog, judge: Judge, run: Path, notify: Notify) -> tuple[Contender, Verdict] | None:
+def choose(log: RunLog, judge: Judge, run: Path, notify: Notify) -> tuple[Try, Verdict] | None:
     """Verify contenders until none of the others can be faster; return the best and its second verdict.
 
     A contender is judged again only if its first verdict has a higher speed than the second one of the best so far.
     None means that the reference is the best.
     """
-    best: tuple[Contender, Verdict] | None = None
-    for contender in contenders(log.events):
-        fastest = _ratio(best[1]) if best else 1.0
+    best: tuple[Try, Verdict] | None = None
+    for contender in contenders(tries_of(log.events, run)):
+        fastest = best[1].ratio if best else 1.0
         if contender.ratio <= fastest:
             break
-        second = _verified(log, judge, run, contender)
+        second = _verified(log, judge, contender)
         verdict = second.verdict
-        ratio = _ratio(verdict)
-        if verdict and verdict.is_right and ratio > fastest:
+        if verdict and verdict.is_right and verdict.ratio > fastest:
             best = contender, verdict
         else:
             reason = verdict.reason if verdict else second.error
+            then = cause(reason) if reason else f"{verdict.ratio if verdict else 0:.2f} times"
             notify(
                 f"attempt {contender.attempt}, try {contender.number} is not the best: {contender.ratio:.2f} times the "
-                f"speed of {REFERENCE_PEER} at first, then {cause(reason) if reason else f'{ratio:.2f} times'}"
+                f"speed of {REFERENCE_PEER} at first, then {then}"
             )
     return best
 
 
-def _ratio(verdict: Verdict | None) -> float:
-    speed = verdict.speed.get(REFERENCE_PEER) if verdict else None
-    return speed.ratio if speed else 0.0
-
-
-def _verified(log: RunLog, judge: Judge, run: Path, contender: Contender) -> Judged:
+def _verified(log: RunLog, judge: Judge, contender: Try) -> Judged:
     event = log.find(VERIFIED, candidate=contender.candidate)
     if event and event["judged"]["verdict"]:  # without a verdict, the judge itself had failed
         return Judged.from_dict(event["judged"])
-    frozen = Workspace(run, contender.attempt, contender.number).frozen_candidate()
+    frozen = contender.workspace.frozen_candidate()
     assert frozen
     judged = judge(frozen)
-    log.append(
-        VERIFIED,
-        attempt=contender.attempt,
-        **{"try": contender.number},
-        candidate=contender.candidate,
-        judged=judged.as_dict(),
-    )
+    about = {"attempt": contender.attempt, "try": contender.number, "candidate": contender.candidate}
+    log.append(VERIFIED, **about, judged=judged.as_dict())
     return judged
+
+
+def write_best(best: Try, verdict: Verdict, *, repo_id: str, backends: Sequence[str]) -> None:
+    """Write the best candidate as a project that can be published, `best/`, with its second verdict in the card."""
+    candidate = best.workspace.frozen_candidate()
+    assert candidate
+    with replaced_directory(best.run / "best") as staged:
+        if candidate.is_file():
+            _write_project(staged, candidate, repo_id, backends)
+        else:
+            shutil.copytree(candidate, staged, symlinks=True, dirs_exist_ok=True)
+        _write_card(staged, read_project(staged), best, verdict)
+
+
+def _write_project(directory: Path, source: Path, repo_id: str, backends: Sequence[str]) -> None:
+    """Make a project without a build step from one Python file."""
+    name = repo_id.rpartition("/")[2]
+    text = _BUILD_TOML.format(name=name, repo_id=repo_id, backends=json.dumps(list(backends)))
+    (directory / "build.toml").write_text(text, encoding="utf-8")
+    package = directory / "torch-ext" / python_name(name)
+    package.mkdir(parents=True)
+    shutil.copyfile(source, package / "model.py")
+    init = f'"""{name}: a model written by an agent."""\n\nfrom .model import ModelNew\n\n__all__ = ["ModelNew"]\n'
+    (package / "__init__.py").write_text(init, encoding="utf-8")
+    (directory / "candidate.py").write_text(_CANDIDATE, encoding="utf-8")
+
+
+def _write_card(directory: Path, project: Project, best: Try, verdict: Verdict) -> None:
+    """Write `CARD.md`: the author's front matter, and the verdict in place of the text of the template."""
+    card = directory / "CARD.md"
+    values: dict[str, Any] = {"license": project.license}
+    with suppress(OSError, ValueError):  # without a card, or with one that is not YAML: an agent wrote it
+        front, _ = front_matter.split(card.read_text(encoding="utf-8"))
+        values |= front_matter.parse(front or "{}")
+    card.write_text(front_matter.join(values, _card_text(project.name, best, verdict)) + "\n", encoding="utf-8")
+
+
+def _card_text(name: str, best: Try, verdict: Verdict) -> str:
+    """Return the text of the card: the kernel's task, its agent, and the second verdict on it."""
+    program = Path(shlex.split(best.agent)[0]).name  # its arguments may contain a key
+    lines = [
+        f"# {name}",
+        "",
+        f"A replacement for the model of the task `{verdict.task}`: `ModelNew` takes the place of `Model`.",
+        "",
+        "## Verdict",
+        "",
+        f"Written by an agent (`{program}`) and judged by `kernel-builder judge` on {verdict.device}: right, "
+        "twice, with inputs from different seeds. The speeds are from the second time: geometric means over the shapes "
+        "of the task, with 95 % intervals.",
+        "",
+        *(f"- {line}" for line in verdict.lines()),
+        f"- task: `{verdict.task}`, SHA-256 `{verdict.task_digest}`",
+        f"- candidate: SHA-256 `{verdict.candidate_digest}`",
+        f"- sandbox of the judge: {verdict.sandbox}",
+    ]
+    return "\n".join(lines)

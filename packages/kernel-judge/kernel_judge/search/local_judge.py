@@ -41,8 +41,7 @@ class Judged(NamedTuple):
     @staticmethod
     def from_dict(entry: Mapping[str, Any]) -> Judged:
         """Read the result of `as_dict`."""
-        verdict = Verdict.from_json(json.dumps(entry["verdict"])) if entry["verdict"] else None
-        return Judged(**{**entry, "verdict": verdict})
+        return Judged(**{**entry, "verdict": Verdict.from_dict(entry["verdict"]) if entry["verdict"] else None})
 
 
 Judge = Callable[[Path], Judged]

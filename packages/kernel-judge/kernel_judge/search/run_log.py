@@ -28,6 +28,8 @@ Event = Mapping[str, Any]
 
 def read_events(path: Path) -> list[Event]:
     """Return the events of a log, without a last line that has no end."""
+    if not path.exists():
+        raise ConfigError(f"there is no {LOG}", where=str(path.parent), hint="name the directory of a search")
     events: list[Event] = []
     for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
         if not line.endswith(b"\n"):
@@ -57,14 +59,15 @@ class RunLog:
         os.ftruncate(self._file, content.rfind(b"\n") + 1)
         self.events = read_events(path)
 
-    def append(self, event: str, **values: Any) -> None:
-        """Append an event with the time, and return when it is on the disk."""
+    def append(self, event: str, **values: Any) -> Event:
+        """Append an event with the time, and return it when it is on the disk."""
         entry = {"event": event, "time": round(time.time(), 3), **values}
         line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
         with self._lock:
             os.write(self._file, line)
             os.fsync(self._file)
             self.events.append(entry)
+        return entry
 
     def find(self, event: str, **values: Any) -> Event | None:
         """Return the last event of a kind that has these values, or None."""

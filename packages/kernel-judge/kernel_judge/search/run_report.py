@@ -11,40 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernel_format.errors import ConfigError
-from kernel_judge.judge.verdict import RIGHT, Verdict, cause
-from kernel_judge.search.local_judge import Judged
-from kernel_judge.search.run_log import FINISHED, LOG, REFERENCE_PEER, STARTED, TRY_ENDED, Event, read_events
-from kernel_judge.search.workspace import Workspace
+from kernel_judge.judge.verdict import RIGHT, cause
+from kernel_judge.search.run_log import FINISHED, LOG, REFERENCE_PEER, STARTED, read_events
+from kernel_judge.search.tries import Try, tries_of
 
 _NAME = 40  # characters of an agent's command in a table
-
-
-class TryResult(NamedTuple):
-    """The result of one call of an agent. The outcome is "right", "wrong", "no-candidate" or "no-verdict"."""
-
-    number: int
-    outcome: str
-    reason: str
-    verdict: Verdict | None
-    code: Path | None
-    log: Path
-
-    def speed(self, peer: str) -> str:
-        """Return the speed relative to a peer with its interval as text; empty without one."""
-        speed = self.verdict.speed.get(peer) if self.verdict else None
-        return f"{speed.ratio:.2f} ({speed.low:.2f} to {speed.high:.2f})" if speed else ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the try as `--json` prints it."""
-        return {
-            "try": self.number,
-            "outcome": self.outcome,
-            "reason": self.reason,
-            "speed": {peer: speed._asdict() for peer, speed in self.verdict.speed.items()} if self.verdict else {},
-            "suspicious": list(self.verdict.suspicious) if self.verdict else [],
-            "code": str(self.code) if self.code else None,
-            "log": str(self.log),
-        }
 
 
 class AttemptResult(NamedTuple):
@@ -56,12 +27,11 @@ class AttemptResult(NamedTuple):
     number: int
     speed: float | None
     seconds: float
-    tries: Sequence[TryResult]
+    tries: Sequence[Try]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attempt as `--json` prints it."""
-        values = {key.replace("_", "-"): value for key, value in self._asdict().items()}
-        return {**values, "tries": [each.as_dict() for each in self.tries]}
+        return {**self._asdict(), "tries": [_try_as_dict(each) for each in self.tries]}
 
 
 @dataclass(frozen=True)
@@ -115,17 +85,16 @@ def make_report(runs: Iterable[Path], peer: str) -> RunReport:
     best: list[Mapping[str, Any]] = []
     planned = 0
     for run in runs:
-        try:
-            events = read_events(run / LOG)
-        except FileNotFoundError as error:
-            raise ConfigError(
-                f"there is no {LOG}", where=str(run), hint="name the directory of a search, its --run"
-            ) from error
+        events = read_events(run / LOG)
         settings = [event for event in events if event["event"] == STARTED]
         if not settings:
             continue
         planned += settings[-1]["attempts"]
-        attempts += _attempts(events, settings[-1], peer, run)
+        tries: dict[int, list[Try]] = defaultdict(list)
+        for each in tries_of(events, run):
+            tries[each.attempt].append(each)
+        finished = [made for made in tries.values() if len(made) == settings[-1]["tries"]]
+        attempts += [_attempt(made, settings[-1]["task"], peer) for made in finished]
         for event in [event for event in events if event["event"] == FINISHED][-1:]:
             best.append({"task": settings[-1]["task"], "best": event["best"]})
     if not attempts:
@@ -140,46 +109,40 @@ def make_report(runs: Iterable[Path], peer: str) -> RunReport:
     return RunReport(peer, attempts, groups, best, planned - len(attempts))
 
 
-def _attempts(events: Iterable[Event], settings: Event, peer: str, run: Path) -> list[AttemptResult]:
-    tries: dict[int, list[Event]] = defaultdict(list)
-    for event in events:
-        if event["event"] == TRY_ENDED:
-            tries[event["attempt"]].append(event)
-    finished = {number: ended for number, ended in sorted(tries.items()) if len(ended) == settings["tries"]}
-    return [_attempt(number, ended, settings["task"], peer, run) for number, ended in finished.items()]
-
-
-def _attempt(number: int, events: Sequence[Event], task: str, peer: str, run: Path) -> AttemptResult:
-    tries = [_try(event, run) for event in events]
+def _attempt(tries: Sequence[Try], task: str, peer: str) -> AttemptResult:
+    first = tries[0]
     speeds = []
     for each in tries:
-        if each.outcome != RIGHT:
-            continue
-        assert each.verdict
-        if peer not in each.verdict.speed:
-            raise ConfigError(
-                f"the verdict on attempt {number}, try {each.number} has no speed relative to {peer}",
-                where=str(run),
-                hint=f"choose --against from {', '.join(each.verdict.speed) or 'nothing: the judge measured no peer'}",
-            )
-        speeds.append(each.verdict.speed[peer].ratio)
+        if each.outcome == RIGHT:
+            if not (speed := each.speed(peer)):
+                raise ConfigError(
+                    f"the verdict on attempt {each.attempt}, try {each.number} has no speed relative to {peer}",
+                    where=str(each.run),
+                    hint="choose another --against, or search with another",
+                )
+            speeds.append(speed.ratio)
     return AttemptResult(
         task=task,
-        agent=events[0]["agent"],
-        context=",".join(events[0]["context"]) or "none",
-        number=number,
+        agent=first.agent,
+        context=",".join(first.context) or "none",
+        number=first.attempt,
         speed=max(speeds, default=None),
-        seconds=sum(event["agent-seconds"] + (event["judged"] or {"seconds": 0.0})["seconds"] for event in events),
+        seconds=sum(each.agent_seconds + (each.judged.seconds if each.judged else 0.0) for each in tries),
         tries=tries,
     )
 
 
-def _try(event: Event, run: Path) -> TryResult:
-    judged = Judged.from_dict(event["judged"]) if event["judged"] else None
-    verdict = judged.verdict if judged else None
-    reason = verdict.reason if verdict else (judged.error or "" if judged else "the agent wrote no candidate")
-    workspace = Workspace(run, event["attempt"], event["try"])
-    return TryResult(event["try"], event["outcome"], reason, verdict, workspace.frozen_candidate(), workspace.log)
+def _try_as_dict(made: Try) -> dict[str, Any]:
+    candidate = made.workspace.frozen_candidate()
+    return {
+        "try": made.number,
+        "outcome": made.outcome,
+        "reason": made.reason,
+        "speed": made.verdict.as_dict()["speed"] if made.verdict else {},
+        "suspicious": list(made.verdict.suspicious) if made.verdict else [],
+        "code": str(candidate) if candidate else None,
+        "log": str(made.workspace.log),
+    }
 
 
 def _parted(attempts: Iterable[AttemptResult], by: str) -> dict[str, list[AttemptResult]]:
@@ -276,6 +239,7 @@ def attempt_lines(report: RunReport) -> list[str]:
                 f"{each.outcome}{f', {speed}' if speed else ''}{f': {cause(each.reason)}' if each.reason else ''}"
             )
             lines += [f"  suspicious: {fact}" for fact in (each.verdict.suspicious if each.verdict else ())]
-            lines += [f"  code: {each.code}"] if each.code else []
-            lines.append(f"  log:  {each.log}")
+            code = each.workspace.frozen_candidate()
+            lines += [f"  code: {code}"] if code else []
+            lines.append(f"  log:  {each.workspace.log}")
     return lines

@@ -14,6 +14,7 @@ from kernel_judge.search.limited_process import Limits
 from kernel_judge.search.local_judge import JUDGE_COMMAND
 
 SKILL, REFERENCE = CONTEXTS = ("skill", "reference")
+CUDA_KERNELS = Path(__file__).parent / "cuda-kernels"  # the context "skill" of a search: how to write kernels
 GIGABYTE = 10**9
 
 
@@ -37,8 +38,7 @@ class SearchRequest:
     contexts: tuple[tuple[str, ...], ...] = ((),)  # attempts use these in turn, after each round of agents
     jobs: int = 1  # attempts at a time
     limits: Limits = field(default=Limits(1800, 16 * GIGABYTE, 2 * GIGABYTE))  # of one call of an agent
-    repo_id: str | None = None  # the kernel's Hub repository; None for `local/` and the name of the task
-    skill: Path | None = None  # the directory of the context "skill"
+    skill: Path = CUDA_KERNELS  # the directory of the context "skill"
     references: tuple[Path, ...] = ()  # the files of the context "reference"
     ray: str | None = None  # the address of a Ray cluster whose machines judge
     judge_seconds: float = 1800  # the longest verdict
@@ -62,7 +62,6 @@ class SearchRequest:
             "agents": list(self.agents),
             "tries": self.tries,
             "contexts": [list(context) for context in self.contexts],
-            "repo-id": self.repo_id,
         }
 
 

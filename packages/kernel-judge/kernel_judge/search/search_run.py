@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ from kernel_format.errors import ConfigError
 from kernel_format.files import locked
 from kernel_judge.judge.verdict import Notify
 from kernel_judge.search import agent_files, best_kernel
-from kernel_judge.search.best_project import write_best
 from kernel_judge.search.local_judge import judging_devices
-from kernel_judge.search.run_log import FINISHED, LOG, REFERENCE_PEER, STARTED, RunLog
+from kernel_judge.search.run_log import FINISHED, LOG, STARTED, RunLog
 from kernel_judge.search.search_judge import open_judge
 from kernel_judge.search.search_request import SearchRequest, agent_command
 from kernel_judge.search.supervisor import Supervisor
+from kernel_judge.search.workspace import task_path
 from kernel_tasks import Task, read_task
 
 _PATIENCE = 2.0  # seconds
@@ -38,15 +38,12 @@ def run_search(request: SearchRequest, notify: Notify) -> SearchResult:
     task = read_task(request.task)
     for agent in request.agents:
         agent_command(agent)  # before anything is made
-    name = agent_files.kernel_name(task.name)
-    request = replace(request, run=request.run.absolute(), repo_id=request.repo_id or f"local/{name}")
+    request = replace(request, run=request.run.absolute())
     request.run.mkdir(parents=True, exist_ok=True)
-    with _alone(request.run):
-        log = RunLog(request.run / LOG)
-        try:
-            return _search(request, task, log, notify)
-        finally:
-            log.close()
+    # A child of a killed search has its lock until it has become another program.
+    lock = locked(request.run / "lock", waiting=partial(_refuse, request.run), patience=_PATIENCE)
+    with lock, closing(RunLog(request.run / LOG)) as log:
+        return _search(request, task, log, notify)
 
 
 def _search(request: SearchRequest, task: Task, log: RunLog, notify: Notify) -> SearchResult:
@@ -64,20 +61,19 @@ def _search(request: SearchRequest, task: Task, log: RunLog, notify: Notify) -> 
     judging = request.judge_settings()
     log.append(STARTED, **settings, attempts=request.attempts, judge=judging, version=version("torch-kernel-judge"))
     stopping = threading.Event()
-    with open_judge(judging, agent_files.task_path(request.run), stopping.is_set) as judge:
+    with open_judge(judging, task_path(request.run), stopping.is_set) as judge:
         Supervisor(request, task, judge, log, notify, stopping).run()
         chosen = best_kernel.choose(log, judge, request.run, notify)
     best = None
     if chosen:
-        contender, verdict = chosen
-        assert request.repo_id
-        write_best(request.run, contender, verdict, repo_id=request.repo_id, backends=backends)
+        made, verdict = chosen
+        best_kernel.write_best(made, verdict, repo_id=agent_files.repo_id(task), backends=backends)
         best = {
-            "attempt": contender.attempt,
-            "try": contender.number,
-            "agent": contender.agent,
-            "candidate": contender.candidate,
-            "speed": verdict.speed[REFERENCE_PEER].ratio,
+            "attempt": made.attempt,
+            "try": made.number,
+            "agent": made.agent,
+            "candidate": made.candidate,
+            "speed": verdict.ratio,
             "verdict": verdict.as_dict(),
         }
     log.append(FINISHED, best=best)
@@ -93,13 +89,5 @@ def _backends(request: SearchRequest, task: Task) -> tuple[str, ...]:
     return ("cpu",) if "cpu" in judging_devices() else ("cuda",)
 
 
-@contextmanager
-def _alone(run: Path) -> Iterator[None]:
-    def refuse() -> None:
-        raise ConfigError(
-            "another search is running in it", where=str(run), hint="wait for its end, or use another --run"
-        )
-
-    # A child of a killed search has its lock until it has become another program.
-    with locked(run / "lock", waiting=refuse, patience=_PATIENCE):
-        yield
+def _refuse(run: Path) -> None:
+    raise ConfigError("another search is running in it", where=str(run), hint="wait for its end, or use another --run")

@@ -12,16 +12,16 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from kernel_judge.judge.candidate_files import candidate_digest
-from kernel_judge.judge.verdict import RIGHT, WRONG, Notify, Verdict, cause
+from kernel_judge.judge.verdict import Notify, cause
 from kernel_judge.search import workspace as files
 from kernel_judge.search.limited_process import run_limited
-from kernel_judge.search.local_judge import Judge, Judged
+from kernel_judge.search.local_judge import Judge
 from kernel_judge.search.run_log import AGENT_ENDED, TRY_ENDED, Event, RunLog
 from kernel_judge.search.search_request import PlannedAttempt, SearchRequest, agent_command
+from kernel_judge.search.tries import Try
 from kernel_judge.search.workspace import Workspace
 from kernel_tasks import Task
 
-NO_CANDIDATE, NO_VERDICT = "no-candidate", "no-verdict"  # outcomes of a try besides RIGHT and WRONG
 _OUTPUT_TAIL = 2000  # bytes of an agent's output, for the feedback on a failure
 
 
@@ -68,17 +68,21 @@ class Supervisor:
         judged = self.judge(candidate) if candidate else None
         if self.stopping.is_set():  # the judge may have been stopped
             raise _Stopped
-        outcome = _outcome(judged)
-        self.log.append(
-            TRY_ENDED,
-            attempt=attempt.number,
-            **{"try": number, "agent": attempt.agent, "context": list(attempt.context), "outcome": outcome},
-            candidate=ended["candidate"],
-            **{"agent-seconds": ended["seconds"]},
-            judged=judged.as_dict() if judged else None,
+        made = Try(
+            self.request.run,
+            attempt.number,
+            number,
+            attempt.agent,
+            attempt.context,
+            ended["candidate"],
+            ended["seconds"],
+            judged,
         )
-        summary = _speed(judged.verdict) if judged and judged.verdict and outcome == RIGHT else _reason(judged)
-        self.notify(f"attempt {attempt.number}, try {number} ({attempt.agent}): {outcome}{summary}")
+        self.log.append(TRY_ENDED, **made.as_event())
+        speeds = made.verdict.speed if made.verdict else {}
+        listed = ", ".join(f"{speed.ratio:.2f} times the speed of {peer}" for peer, speed in speeds.items())
+        detail = cause(made.reason) or listed or "not timed"
+        self.notify(f"attempt {attempt.number}, try {number} ({attempt.agent}): {made.outcome}, {detail}")
 
     def _agent_ended(self, attempt: PlannedAttempt, number: int, workspace: Workspace) -> Event:
         """Call the agent, unless the log says how its call ended."""
@@ -117,36 +121,16 @@ class Supervisor:
         key = {"attempt": attempt, "try": number}
         call, result = self.log.find(AGENT_ENDED, **key), self.log.find(TRY_ENDED, **key)
         assert call and result
+        made = Try.from_event(result, self.request.run)
         lines = ["", "## Your last try", ""]
         if call["stopped"]:
             limit = {"time": "its limit of time", "disk": "its limit of disk"}[call["stopped"]]
             lines.append(f"It was stopped because it met {limit}.")
         elif call["exit-status"]:
-            log = Workspace(self.request.run, attempt, number).log
-            tail = log.read_bytes()[-_OUTPUT_TAIL:].decode(errors="replace")
+            tail = made.workspace.log.read_bytes()[-_OUTPUT_TAIL:].decode(errors="replace")
             lines.append(f"It ended with exit status {call['exit-status']} and this output:\n\n```\n{tail}\n```\n")
-        if result["outcome"] == NO_CANDIDATE:
-            lines.append("It wrote no candidate.")
+        if made.verdict:
+            lines.append(files.verdict_text(made.verdict))
         else:
-            judged = Judged.from_dict(result["judged"])
-            lines.append(files.verdict_text(judged.verdict) if judged.verdict else str(judged.error))
+            lines.append(made.reason)
         return "\n".join(lines) + "\n"
-
-
-def _outcome(judged: Judged | None) -> str:
-    if judged is None:
-        return NO_CANDIDATE
-    if judged.verdict is None:
-        return NO_VERDICT
-    return RIGHT if judged.verdict.is_right else WRONG
-
-
-def _speed(verdict: Verdict) -> str:
-    return "".join(f", {speed.ratio:.2f} times the speed of {peer}" for peer, speed in verdict.speed.items())
-
-
-def _reason(judged: Judged | None) -> str:
-    if judged is None:
-        return ""
-    reason = judged.verdict.reason if judged.verdict else judged.error
-    return f": {cause(reason or '')}"

@@ -83,6 +83,12 @@ class Workspace:
         return next((path for path in (self.frozen, self.frozen.parent / PROJECT) if path.exists()), None)
 
 
+def task_path(run: Path) -> Path:
+    """Return the copy of the task in the directory of a search."""
+    entries = sorted((run / "given" / "task").iterdir(), key=lambda path: path.suffix == ".toml")
+    return entries[0]  # a directory, or a problem file that may have settings beside it
+
+
 def written(directory: Path, pristine: Path) -> Path | None:
     """Return the candidate in a directory: a file, or a project that differs from the initial one."""
     if (directory / FILE).is_file():

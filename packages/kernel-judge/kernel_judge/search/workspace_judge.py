@@ -12,10 +12,9 @@ from pathlib import Path
 
 from kernel_format.errors import KernelBuilderError
 from kernel_judge.judge.candidate_files import copy_candidate
-from kernel_judge.search.agent_files import task_path
 from kernel_judge.search.run_log import LOG, STARTED, read_events
 from kernel_judge.search.search_judge import open_judge
-from kernel_judge.search.workspace import PROJECT, verdict_text, written
+from kernel_judge.search.workspace import PROJECT, task_path, verdict_text, written
 
 
 def main(run: Path, workspace: Path) -> int:

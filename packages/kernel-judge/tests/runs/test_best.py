@@ -13,7 +13,6 @@ from searches import agent, logged, quick_request, quoted, run_search
 from kernel_format.errors import ConfigError
 from kernel_judge.search.search_request import parse_context
 from kernel_judge.search.workspace import Workspace
-from kernel_judge.skills.catalog import find_skill
 from tests.support.running_hub import running_hub
 
 BUILDER = [sys.executable, "-m", "kernel_builder"]
@@ -41,7 +40,7 @@ def test_the_best_is_published_by_build_and_upload(tmp_path: Path, tmp_path_fact
             "kernels-community/hard-swish", "README.md", repo_type="kernel", local_dir=tmp_path / "card"
         )
     text = Path(card).read_text()
-    assert "right, twice" in text and "| eager | 2.50 | 2.45 to 2.55 |" in text
+    assert "right, twice" in text and "- 2.50 (2.45 to 2.55) times the speed of eager" in text
     assert str(tmp_path) not in text
 
 
@@ -57,10 +56,7 @@ def test_agents_get_the_contexts_in_turn(tmp_path: Path) -> None:
     reference = tmp_path / "kernel.cu"
     reference.write_text("__global__ void hard_swish();")
     contexts = (parse_context("none"), parse_context("skill,reference"))
-    skill = find_skill("cuda-kernels").directory
-    request = quick_request(
-        tmp_path, quoted("# wrong"), attempts=3, contexts=contexts, skill=skill, references=(reference,)
-    )
+    request = quick_request(tmp_path, quoted("# wrong"), attempts=3, contexts=contexts, references=(reference,))
     run = run_search(request).run
     spaces = [Workspace(run, number, 1).directory for number in range(1, 4)]
     given = [sorted(path.name for path in space.glob("context/*")) for space in spaces]

@@ -1,4 +1,4 @@
-"""Skills as directories: reading and checking them, and those that come with the builder."""
+"""Skills as directories: reading and checking them, and the built-in one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 from kernel_format.errors import ConfigError
 from kernel_format.front_matter import parse, split
+from kernel_judge.api import CUDA_KERNELS
 
 SKILL_FILE = "SKILL.md"
 # Agents read SKILL.md as a whole; parts that only some tasks need belong to references.
 MOST_TOKENS = 550
-_BUILT_IN = Path(__file__).parent
 # The Agent Skills format: names are words of small letters and digits with dashes between, and name the directory.
 _NAME = re.compile(r"(?=.{1,64}$)[a-z0-9]+(-[a-z0-9]+)*")
 _MOST_DESCRIPTION = 1024
@@ -49,21 +49,15 @@ def files_in(directory: Path) -> dict[str, bytes]:
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}
 
 
-def built_in() -> list[Skill]:
-    """Return the skills that come with the builder, by name."""
-    return [read_skill(path.parent) for path in sorted(_BUILT_IN.glob(f"*/{SKILL_FILE}"))]
-
-
 def find_skill(name: str) -> Skill:
-    """Return a skill that comes with the builder."""
-    known = {skill.name: skill for skill in built_in()}
-    if name not in known:
+    """Return the built-in skill of a name."""
+    if name != CUDA_KERNELS.name:
         raise ConfigError(
-            f"there is no skill {name!r}; there is {', '.join(known)}",
+            f"there is no skill {name!r}; there is {CUDA_KERNELS.name}",
             where="skills",
             hint="name it, or the directory of another skill",
         )
-    return known[name]
+    return read_skill(CUDA_KERNELS)
 
 
 def read_skill(directory: Path) -> Skill:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from kernel_format.errors import ConfigError
 from kernel_format.files import replaced_directory
-from kernel_judge.skills.catalog import Skill, files_in
+from kernel_skills.catalog import Skill, files_in
 
 
 class SkillDirectories(NamedTuple):

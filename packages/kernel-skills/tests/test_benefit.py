@@ -19,10 +19,10 @@ from kernel_format.errors import ConfigError
 from kernel_judge.search.limited_process import Limits
 from kernel_judge.search.run_log import read_events
 from kernel_judge.search.search_request import SearchRequest
-from kernel_judge.skills import intervals
-from kernel_judge.skills.benefit import Benefit, SkillTry, benefit_lines, compare_tries, find_tasks, measure_benefit
-from kernel_judge.skills.catalog import find_skill, read_skill
-from kernel_judge.skills.distillation import Distilled, DistilRequest, distil
+from kernel_skills import intervals
+from kernel_skills.benefit import Benefit, SkillTry, benefit_lines, compare_tries, find_tasks, measure_benefit
+from kernel_skills.catalog import find_skill, read_skill
+from kernel_skills.distillation import Distilled, distil
 from tests.support.places import ROOT
 
 STUDENTS = Path(__file__).with_name("students.py")
@@ -143,8 +143,8 @@ def distilled(tasks: Path, tmp_path: Path) -> Callable[..., Distilled]:
 
     def run(writer: str, student: str, tries: int = 5) -> Distilled:
         writer = f"{sys.executable} {STUDENTS} {writer}"
-        evaluation = tuple(find_tasks(tasks)), tries, request(tmp_path / student, student)
-        return distil(DistilRequest(source / "silu", tmp_path / "be-right", writer, *evaluation), print)
+        evaluation = find_tasks(tasks), tries, request(tmp_path / student, student)
+        return distil(source / "silu", tmp_path / "be-right", writer, *evaluation, print)
 
     return run
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.places import ROOT
 
-REFERENCES = ROOT / "packages" / "kernel-judge" / "kernel_judge" / "skills" / "cuda-kernels" / "references"
+REFERENCES = ROOT / "packages" / "kernel-judge" / "kernel_judge" / "search" / "cuda-kernels" / "references"
 # The order in which an agent needs them. GPU guides have no listings.
 ORDER = ("build-toml", "vectors", "reductions", "torch", "integration", "judge-and-benchmark")
 

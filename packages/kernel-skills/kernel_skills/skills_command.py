@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from kernel_format.errors import ConfigError
+from kernel_judge.api import SearchRequest
 from kernel_judge.cli.options import minutes_option, notify, require_torch
-from kernel_judge.search.search_request import SearchRequest
-from kernel_judge.skills.catalog import find_skill, read_skill
-from kernel_judge.skills.installation import AGENT_TOOLS, install_skill, skill_directory
+from kernel_skills.catalog import find_skill, read_skill
+from kernel_skills.installation import AGENT_TOOLS, install_skill, skill_directory
 
 _PATH = click.Path(path_type=Path)
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
@@ -119,7 +119,7 @@ def evaluate(
     evaluated = read_skill(Path(skill)) if Path(skill).is_dir() else find_skill(skill)
     template = _template(agent, run or Path(f"eval-{evaluated.name}"), minutes, jobs)
     require_torch()
-    from kernel_judge.skills.benefit import HELPS, benefit_lines, find_tasks, measure_benefit
+    from kernel_skills.benefit import HELPS, benefit_lines, find_tasks, measure_benefit
 
     benefit = measure_benefit(evaluated, find_tasks(tasks), tries, template, notify)
     click.echo("\n".join(benefit_lines(benefit)))
@@ -170,13 +170,11 @@ def distil(
     kernel-builder skills distil search-softmax --agent 'claude -p' -o skills/softmax --student ./small.sh --tasks tasks
     """
     require_torch()
-    from kernel_judge.skills.benefit import benefit_lines, find_tasks
-    from kernel_judge.skills.distillation import DistilRequest
-    from kernel_judge.skills.distillation import distil as write_and_evaluate
+    from kernel_skills.benefit import benefit_lines, find_tasks
+    from kernel_skills.distillation import distil as write_and_evaluate
 
     template = _template(student or agent, source / f"distil-{target.resolve().name}", minutes, jobs)
-    request = DistilRequest(source, target, agent, tuple(find_tasks(tasks)) if tasks else (), tries, template)
-    distilled = write_and_evaluate(request, notify)
+    distilled = write_and_evaluate(source, target, agent, find_tasks(tasks) if tasks else [], tries, template, notify)
     click.echo("\n".join(benefit_lines(distilled.benefit)))
     if not tasks:
         click.echo("These are tries of the task that the skill was written from; --tasks names others.")

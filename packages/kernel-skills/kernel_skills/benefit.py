@@ -15,16 +15,11 @@ from typing import NamedTuple
 
 from kernel_format.errors import ConfigError
 from kernel_format.files import write_atomically
-from kernel_judge.judge.verdict import RIGHT, Notify
-from kernel_judge.search.local_judge import Judged
-from kernel_judge.search.run_log import LOG, TRY_ENDED, read_events
-from kernel_judge.search.search_request import SKILL, SearchRequest
-from kernel_judge.search.search_run import run_search
-from kernel_judge.skills.catalog import Skill
-from kernel_judge.skills.intervals import CONFIDENCE, Compared, compare_means, compare_shares
+from kernel_judge.api import RIGHT, SKILL, Notify, SearchRequest, read_tries, run_search
+from kernel_skills.catalog import Skill
+from kernel_skills.intervals import CONFIDENCE, Compared, compare_means, compare_shares
 
 HELPS, HARMS, MIXED, NO_HELP = "helps", "harms", "mixed", "no measurable help"
-_PEER = "eager"
 _SETTINGS = "skill.json"
 
 
@@ -85,7 +80,10 @@ def measure_benefit(
             template, task=task, run=run, attempts=2 * tries, tries=1, contexts=((), (SKILL,)), skill=skill.directory
         )
         run_search(request, notify)
-        results += _tries(task.stem, run)
+        results += [
+            SkillTry(task.stem, SKILL in made.context, made.outcome == RIGHT, max(1.0, made.ratio), made.agent_seconds)
+            for made in read_tries(run)
+        ]
     return compare_tries(results)
 
 
@@ -102,21 +100,6 @@ def _claim(run: Path, skill: Skill, tries: int) -> None:
             hint="name another directory with --run",
         )
     write_atomically(file, settings)
-
-
-def _tries(task: str, run: Path) -> list[SkillTry]:
-    tries = []
-    ended = [event for event in read_events(run / LOG) if event["event"] == TRY_ENDED]
-    for event in sorted(ended, key=lambda event: event["attempt"]):
-        is_right, speed = event["outcome"] == RIGHT, 1.0
-        if is_right:
-            verdict = Judged.from_dict(event["judged"]).verdict
-            assert verdict
-            if _PEER not in verdict.speed:
-                raise ConfigError(f"the verdict on attempt {event['attempt']} has no speed", where=str(run))
-            speed = max(1.0, verdict.speed[_PEER].ratio)
-        tries.append(SkillTry(task, SKILL in event["context"], is_right, speed, event["agent-seconds"]))
-    return tries
 
 
 def compare_tries(tries: Sequence[SkillTry]) -> Benefit:
