@@ -48,6 +48,13 @@ class Result:
         return draw_bars(shares, title, "share of copy speed")
 
 
+def as_markdown(table: tables.Table) -> str:
+    """Format a table as Markdown."""
+    head, *others = (f"| {' | '.join(cells)} |" for cells in table)
+    rule = f"|{' --- |' * len(table[0])}"
+    return "\n".join([head, rule, *others])
+
+
 def read_results() -> list[Result]:
     """Read the results of all kernels, GPUs before the CPU."""
     names = [path.name.split(".") for path in RESULTS.glob("*.*.json")]
@@ -149,8 +156,8 @@ def section(result: Result) -> dict[str, Any]:
         "machine": tables.machine(report),
         "report": report,
         "plot": result.plot_name,
-        "summary": tables.as_markdown(tables.summary(report.rows)),
-        "groups": {heading: tables.as_markdown(tables.times(rows)) for heading, rows in tables.groups(report.rows)},
-        "hosts": tables.as_markdown(tables.hosts(report.hosts)) if report.hosts else "",
+        "summary": as_markdown(tables.summary(report.rows)),
+        "groups": {heading: as_markdown(tables.times(rows)) for heading, rows in tables.groups(report.rows)},
+        "hosts": as_markdown(tables.hosts(report.hosts)) if report.hosts else "",
         "notes": tables.notes(report),
     }

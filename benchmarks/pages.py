@@ -46,7 +46,7 @@ Values = dict[str, Any]
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a Markdown table; a cell without a value is a dash."""
     cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
-    return tables.as_markdown([list(head), *cells])
+    return kernel_results.as_markdown([list(head), *cells])
 
 
 def targets(rows: Iterable[Any]) -> str:

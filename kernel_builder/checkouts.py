@@ -7,10 +7,11 @@ replace one commit by another. The commands here override the configuration.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,12 +23,12 @@ _CONFIGURATION = (
     # A committed directory with the files of a repository is not a repository.
     "safe.bareRepository=explicit",
 )
-_LINK, _SUBMODULE = "120000", "160000"
+_LINK, _SUBMODULE, _TREE = "120000", "160000", b"40000"
 # No filter and no conversion changes the files of a checkout.
 _ATTRIBUTES = "* -text -filter -ident -working-tree-encoding\n"
 
 
-def _run(directory: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
+def _run(directory: Path, *arguments: str, stdin: bytes = b"", **variables: str) -> subprocess.CompletedProcess[bytes]:
     """Run git without GIT_DIR and similar variables of the environment."""
     settings = (part for setting in _CONFIGURATION for part in ("-c", setting))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
@@ -43,7 +44,7 @@ def _run(directory: Path, *arguments: str, **variables: str) -> subprocess.Compl
         **variables,
     }
     command = ["git", *settings, "-C", str(directory), *arguments]
-    return subprocess.run(command, capture_output=True, check=False, env=environment)
+    return subprocess.run(command, input=stdin, capture_output=True, check=False, env=environment)
 
 
 def git_output(directory: Path, *arguments: str) -> bytes | None:
@@ -70,22 +71,48 @@ class CommittedEntry:
             content = os.fsencode(path.readlink()) if link else path.read_bytes()
         except OSError:
             return False
-        algorithm = "sha256" if len(self.name) == 64 else "sha1"
-        blob = hashlib.new(algorithm, b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest()
-        return link == (self.mode == _LINK) and blob == self.name
+        return link == (self.mode == _LINK) and _object_name(b"blob", content, len(self.name)) == self.name
 
 
 def committed_files(repository: Path, commit: str) -> Mapping[str, CommittedEntry] | None:
-    """Return path -> entry of all files of a commit, or None if git cannot read it."""
-    listed = git_output(repository, "ls-tree", "-r", "-z", "--full-tree", commit)
-    if listed is None:
+    """Return path -> entry of all files of a commit, or None if git cannot read it, or objects are not as named.
+
+    Git compares few objects with their names when it reads them, and a repository may have others under these names.
+    """
+    if (contents := _objects(repository, [commit])) is None:
         return None
-    entries = {}
-    for line in filter(None, listed.split(b"\0")):
-        about, _, path = line.partition(b"\t")
-        mode, _, name = about.decode().split(" ")
-        entries[os.fsdecode(path)] = CommittedEntry(mode, name)
+    folders, entries = {"": contents[0].split()[1].decode()}, {}
+    while folders:
+        if (contents := _objects(repository, list(folders.values()))) is None:
+            return None
+        below = {}
+        for folder, content in zip(folders, contents, strict=True):
+            for mode, name, raw in re.findall(rb"(\d+) ([^\0]+)\0(.{%d})" % (len(commit) // 2), content, re.DOTALL):
+                path = folder + os.fsdecode(name)
+                if mode == _TREE:
+                    below[f"{path}/"] = raw.hex()
+                else:
+                    entries[path] = CommittedEntry(mode.decode(), raw.hex())
+        folders = below
     return entries
+
+
+def _objects(repository: Path, names: Sequence[str]) -> list[bytes] | None:
+    """Return the contents of objects, or None if one is missing or has another name."""
+    output = io.BytesIO(_run(repository, "cat-file", "--batch", stdin="\n".join(names).encode()).stdout)
+    contents = []
+    for name in names:
+        about = output.readline().split()
+        contents.append(output.read(int(about[-1]) if len(about) == 3 else 0))
+        if len(about) != 3 or output.read(1) != b"\n" or _object_name(about[1], contents[-1], len(name)) != name:
+            return None
+    return contents
+
+
+def _object_name(kind: bytes, content: bytes, digits: int) -> str:
+    """Return git's name of an object, of 40 or 64 digits."""
+    algorithm = "sha256" if digits == 64 else "sha1"
+    return hashlib.new(algorithm, b"%b %d\0%b" % (kind, len(content), content), usedforsecurity=False).hexdigest()
 
 
 def check_out(repository: Path, commit: str, target: Path) -> str | None:
@@ -104,4 +131,7 @@ def check_out(repository: Path, commit: str, target: Path) -> str | None:
             return done.stderr.decode(errors="replace").strip()
         (target / ".git" / "info").mkdir(exist_ok=True)
         (target / ".git" / "info" / "attributes").write_text(_ATTRIBUTES)
+    committed = committed_files(repository, commit)
+    if committed is None or not all(of.is_submodule or of.is_file(target / path) for path, of in committed.items()):
+        return "its files are not those that its objects name"
     return None

@@ -51,7 +51,9 @@ def files(
         if not re.fullmatch(r"[A-Za-z]\w*", function):
             raise ConfigError(f"{function!r} is not the name of a C++ function", where="functions")
         if not re.search(rf"\b{function}\s*\(", source):
-            raise ConfigError(f"the source defines no function {function!r}", where="functions")
+            known = re.findall(r"^\w[^;={}()\n]*[\s&*](\w+)\([^;{}]*\)\s*{", source, re.MULTILINE)
+            hint = f"it has {', '.join(dict.fromkeys(known)) or 'none'}"
+            raise ConfigError(f"the source defines no function {function!r}", where="functions", hint=hint)
     name = repo_id.rpartition("/")[2]
     package, backend = python_name(name), backend_of(source)
     values = {
@@ -83,7 +85,8 @@ def _files_for_authors(source: str, functions: Sequence[str], values: dict[str, 
         tensor = types.index("Tensor") if "Tensor" in types else None
         results = result.count("Tensor")
         if result == "void" or (tensor is not None and re.fullmatch(r"(std::tuple<)?(Tensor(, |>)?)+", result)):
-            fakes[function] = ", ".join([f"torch.empty_like(args[{tensor}])"] * results) or "None"
+            copies = ", ".join([f"torch.empty_like(args[{tensor}])"] * results) or "None"
+            fakes[function] = f"({copies})" if results > 1 else copies
     device = f'"{values["backend"]}"'
     first = examples[functions[0]]
     in_benchmark = ["x" if "torch.randn" in argument else argument for argument in first]
@@ -100,8 +103,8 @@ def _files_for_authors(source: str, functions: Sequence[str], values: dict[str, 
         "formula": "self.ours(x.float())  # Not written yet: the formula, in PyTorch",
         "passes": '["forward"]',
         "benchmark_arguments": ", ".join(in_benchmark),
-        "arguments": "\n".join(f'    "{name}": ({", ".join([*examples[name], ""]).strip()}),' for name in functions),
-        "fakes": "\n".join(f'    "{name}": lambda *args: ({fake}),' for name, fake in fakes.items()),
+        "arguments": "\n".join(f'    "{name}": [{", ".join(examples[name])}],' for name in functions),
+        "fakes": "\n".join(f'    "{name}": lambda *args: {fake},' for name, fake in fakes.items()),
     }
     shared = ("CARD.md", ".gitignore", "tests/conftest.py", "benchmarks/benchmark.py")
     rendered = render(_TEMPLATES / "init", values, only=shared)

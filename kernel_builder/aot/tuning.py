@@ -56,7 +56,10 @@ def _recorded(tuner: Any, launches: list[Launch]) -> Any:
         arguments = {name: value for name, value in named.items() if isinstance(value, int | str)}
         key = {name: named[name] for name in tuner.keys if isinstance(named.get(name), int)}
         if not any(launch.key == key and launch.arguments == arguments for launch in launches):
-            times = {_named(config): taken[0] for config, taken in (tuner.configs_timings or {}).items()}
+            times = {
+                ", ".join(f"{name}: {value}" for name, value in _row(config).items()): taken[0]
+                for config, taken in (tuner.configs_timings or {}).items()
+            }
             launches.append(Launch(arguments, key, _row(tuner.best_config), times))
         return result
 
@@ -66,10 +69,6 @@ def _recorded(tuner: Any, launches: list[Launch]) -> Any:
 def _row(config: Any) -> Row:
     """Return the constexprs and options of a `triton.Config`."""
     return {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
-
-
-def _named(config: Any) -> str:
-    return ", ".join(f"{name}: {value}" for name, value in _row(config).items())
 
 
 def rows(launches: Sequence[Launch], present: Sequence[Row], passed: Mapping[str, str], where: str) -> list[Row]:
@@ -143,11 +142,10 @@ def write_rows(path: Path, tuned: Mapping[str, Sequence[Row]]) -> None:
         if isinstance(table.get("config"), Array):
             lines = table["config"].as_string().splitlines()
             comments = [line.strip() for line in lines if line.strip().startswith("#")]
-        lines = [f"  {line}" for line in [*comments, *(f"{_inline(row)}," for row in new)]]
+        tables = [
+            ", ".join(f"{name} = {tomlkit.item(value).as_string()}" for name, value in row.items()) for row in new
+        ]
+        lines = [f"  {line}" for line in [*comments, *(f"{{ {values} }}," for values in tables)]]
         text = "\n".join(["[", *lines, "]"])
         table["config"] = tomlkit.value(text)
     write_atomically(path, tomlkit.dumps(document).encode())
-
-
-def _inline(row: Row) -> str:
-    return "{ " + ", ".join(f"{name} = {tomlkit.item(value).as_string()}" for name, value in row.items()) + " }"

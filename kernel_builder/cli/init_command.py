@@ -51,7 +51,7 @@ from kernel_format.errors import ConfigError
 @click.option(
     "--from",
     "source",
-    type=click.Path(path_type=Path),
+    type=click.Path(exists=True, path_type=Path),
     metavar="DIR|FILE",
     help="Copy the project in DIR to PATH, with the files that its symbolic links point to; or create a project from "
     "the source in FILE, as `kernel_builder.load` takes it.",

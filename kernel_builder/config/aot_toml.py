@@ -34,6 +34,9 @@ def read(root: Path) -> dict[str, Any]:
     """
     path = root / FILE
     document = toml_file.read(path)
+    for name, table in document.get("op", {}).items():
+        for key in table.keys() & SCHEMA["properties"].keys() if isinstance(table, dict) else ():
+            raise ConfigError("is a key of the file", where=f"{path}: [op.{name}] {key}", hint="write it above [op]")
     tables: dict[str, Any] = _READER.read(document, SCHEMA, TomlPlace(str(path)))
     if not (root / tables["source"]).is_file():
         raise ConfigError(

@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
@@ -27,7 +26,8 @@ from kernel_builder.hub.publication import (
     Published,
     PublishRequest,
 )
-from kernel_builder.hub.remote_repository import Conflict, RemoteRepository, retried
+from kernel_builder.hub.remote_repository import RemoteRepository
+from kernel_builder.hub.retries import Conflict, repeated
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
 from kernel_format.errors import ConfigError, HubError
@@ -65,8 +65,8 @@ def publish(request: PublishRequest, progress: Progress | None = None) -> Publis
     """
     work = _prepared(request, progress or Silent())
     created = _ensure_branch(work)
-    builds, removed, changes = retried(partial(_write_builds, work), work.progress)
-    main, kept, note = retried(partial(_write_main, work), work.progress)
+    builds, removed, changes = _write_builds(work)
+    main, kept, note = _write_main(work)
     everything = {**work.packages, **kept}
     return Published(
         repo_id=work.repository.repo_id,
@@ -152,6 +152,7 @@ def _ensure_branch(work: _Publication) -> bool:
     return private is None
 
 
+@repeated(Conflict)
 def _write_builds(work: _Publication) -> tuple[BranchResult, tuple[str, ...], tuple[str, ...]]:
     """Update the branch of the builds.
 
@@ -173,6 +174,7 @@ def _write_builds(work: _Publication) -> tuple[BranchResult, tuple[str, ...], tu
     return result, tuple(removed), changes
 
 
+@repeated(Conflict)
 def _write_main(work: _Publication) -> tuple[BranchResult | None, Mapping[str, HubPackage], str | None]:
     """Update `main`, after the builds.
 

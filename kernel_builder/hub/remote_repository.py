@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http import HTTPStatus
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+from urllib.parse import urlsplit
 
 import huggingface_hub
 from huggingface_hub import (
@@ -24,12 +25,12 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import HFValidationError, build_hf_headers, hf_raise_for_status, validate_repo_id
+from huggingface_hub.utils import HFValidationError, build_hf_headers, hf_raise_for_status, paginate, validate_repo_id
 from packaging.version import Version
 
 from kernel_builder import network, toml_file
 from kernel_builder.hub.content import Content, RemoteFile
-from kernel_builder.progress import Progress
+from kernel_builder.hub.retries import Conflict, RateLimited, repeated
 from kernel_format.errors import HubError, VerificationError
 from kernel_format.files import size_limit
 from kernel_format.untrusted_paths import UnsafePath, checked_text, checked_tree
@@ -42,20 +43,15 @@ _STALE = (409, 412)  # statuses for a commit whose parent is no longer the head 
 _AGAIN = "run the same command again: uploaded files are kept, and nothing is published partially"
 _HINTS = {
     401: "the Hub does not accept the token: run `hf auth login`, or set HF_TOKEN",
-    403: "use a token with write access to this organization, or --create-pr",
+    403: "use a token with write access to this organization, or `upload --create-pr`",
     404: "check the name and the revision, and the token with `hf auth whoami`",
 }
-_ATTEMPTS = 5  # to commit to a branch that another publisher moves
 REDIRECT = "kernel-status.toml"  # in a revision: redirects the client to another repository
 MAX_FILES = 100_000  # in one revision
 _TRANSFER_BYTES = 128 << 20  # size of the client's temporary files beside a download
 _AT_ONCE = 8  # downloads
 # Headers that become paths of files in the client's cache.
 _PATH_HEADERS = ("etag", "x-linked-etag", "x-repo-commit", "x-xet-hash")
-
-
-class Conflict(HubError):
-    """Another publisher has changed the branch since it was read; nothing has been committed."""
 
 
 def _check_headers(response: Any) -> None:
@@ -102,7 +98,13 @@ class RemoteRepository:
         return f"{self.api.endpoint}/kernels/{self.repo_id}"
 
     def require_write(self) -> None:
-        """Raise if every later write would fail: without a token, or with a client that is too old."""
+        """Raise if every later write would fail: without a token, below a path, or with a client that is too old."""
+        if path := urlsplit(self.api.endpoint).path.strip("/"):
+            raise HubError(
+                f"a Hub below the path /{path} can be read only: the addresses that it names for uploads lack the path",
+                where=self.api.endpoint,
+                hint="give the Hub a host name or a port of its own",
+            )
         version = Version(huggingface_hub.__version__)
         if version < _WRITES_KERNELS:
             raise HubError(
@@ -117,6 +119,7 @@ class RemoteRepository:
                 hint="run `hf auth login`, or set HF_TOKEN to a token with write access to the organization",
             )
 
+    @repeated(RateLimited)
     def is_private(self) -> bool | None:
         """Return whether the repository is private; None if it does not exist, or the token has no access to it."""
         with self._translated_errors("read the repository"):
@@ -125,6 +128,15 @@ class RemoteRepository:
             except RepositoryNotFoundError:
                 return None
 
+    @repeated(RateLimited)
+    def kernels_of_owner(self) -> list[str]:
+        """Return the names of the public kernels that the Hub lists for the repository's owner."""
+        query = {"author": self.repo_id.partition("/")[0]}
+        with self._translated_errors("list the owner's kernels"):
+            listed = paginate(f"{self.api.endpoint}/api/{_TYPE}s", query, build_hf_headers(token=False))
+            return sorted(str(item["id"]) for item in listed)
+
+    @repeated(RateLimited)
     def branches(self) -> Mapping[str, str]:
         """Return the branches and the commits that they point to; empty if there is no repository."""
         with self._translated_errors("list its branches"):
@@ -139,6 +151,7 @@ class RemoteRepository:
                 f"unsafe name of a branch: {error}", where=f"{self.repo_id} on {self.api.endpoint}"
             ) from error
 
+    @repeated(RateLimited)
     def files(self, revision: str) -> Mapping[str, RemoteFile]:
         """Return every file of a revision, by path."""
         with self._translated_errors(f"list the files of {revision}"):
@@ -156,6 +169,7 @@ class RemoteRepository:
             for entry in entries
         }
 
+    @repeated(RateLimited)
     def read_range(self, revision: str, path: str, start: int, stop: int) -> bytes:
         """Return the bytes of a file between two offsets."""
         url = hf_hub_url(self.repo_id, path, repo_type=_TYPE, revision=revision, endpoint=self.api.endpoint)
@@ -179,6 +193,7 @@ class RemoteRepository:
             )
         return bytes(data)
 
+    @repeated(RateLimited)
     def download(self, revision: str, patterns: Sequence[str]) -> Path:
         """Download the files of a revision that match into the Hub's cache, and return their directory."""
         with self._translated_errors(f"download from {revision}"):
@@ -187,6 +202,7 @@ class RemoteRepository:
             )
             return Path(str(directory))
 
+    @repeated(RateLimited)
     def download_into(self, directory: Path, revision: str, files: Mapping[str, RemoteFile]) -> None:
         """Download the listed files, and no others."""
         largest = max((remote.size for remote in files.values()), default=0)
@@ -213,16 +229,19 @@ class RemoteRepository:
                 "the Hub sends more bytes than it lists", where=f"{self.repo_id}@{revision} on {self.api.endpoint}"
             ) from error
 
+    @repeated(RateLimited)
     def create(self, *, private: bool) -> None:
         """Create the repository, if it does not exist."""
         with self._translated_errors("create the repository"):
             self.api.create_repo(self.repo_id, repo_type=_TYPE, private=private, exist_ok=True)
 
+    @repeated(RateLimited)
     def create_branch(self, name: str) -> None:
         """Create a branch at the head of `main`, if it does not exist."""
         with self._translated_errors(f"create the branch {name}"):
             self.api.create_branch(self.repo_id, repo_type=_TYPE, branch=name, exist_ok=True)
 
+    @repeated(RateLimited)
     def commit(
         self,
         branch: str,
@@ -267,6 +286,7 @@ class RemoteRepository:
                 create_pr=create_pr,
             )
 
+    @repeated(RateLimited)
     def merge_pull_request(self, number: int, commit: str) -> str:
         """Merge a pull request that is at this commit, and return the commit that its branch then points to.
 
@@ -297,7 +317,7 @@ class RemoteRepository:
             get_session().event_hooks = {**hooks, "response": [*hooks["response"], _check_headers]}
         try:
             yield
-        except (http_error, ConnectionError, LocalEntryNotFoundError, RuntimeError, ValueError) as error:
+        except (http_error, ConnectionError, LocalEntryNotFoundError, LookupError, RuntimeError, ValueError) as error:
             # A response has the Hub's message; its cause, the HTTP library's error, has not.
             if explained := network.explain(error):
                 where = f"{self.repo_id} on {self.api.endpoint}"
@@ -313,29 +333,14 @@ class RemoteRepository:
             return Conflict(f"cannot {action}: {message}", where=where, hint=f"another publisher moved it; {_AGAIN}")
         if status is not None:
             if status == HTTPStatus.TOO_MANY_REQUESTS:
-                wait = error.response.headers.get("Retry-After")  # type: ignore[attr-defined]
-                hint = f"wait {f'{wait} seconds' if wait else 'a minute'}; then {_AGAIN}"
-                return HubError(f"cannot {action}: the Hub limits the requests (status 429)", where=where, hint=hint)
+                limited = f"cannot {action}: the Hub limits the requests (status 429)"
+                return RateLimited(limited, where, error.response.headers)  # type: ignore[attr-defined]
             known = _HINTS.get(status, _AGAIN if status >= HTTPStatus.INTERNAL_SERVER_ERROR else None)
             return HubError(f"cannot {action}: {message} (status {status})", where=where, hint=known)
         if isinstance(error, ConnectionError) or type(error).__name__ in _UNREACHED:
             message = f"no connection to {self.api.endpoint}{network.proxied(self.api.endpoint)}"
-        hint = f"check that $HF_ENDPOINT, if set, is the address of a running Hub; then {_AGAIN}"
+        hint = f"check that $HF_ENDPOINT (or --from), if set, is the address of a running Hub; then {_AGAIN}"
         return HubError(f"cannot {action}: {message}", where=where, hint=hint)
-
-
-_Result = TypeVar("_Result")
-
-
-def retried(action: Callable[[], _Result], progress: Progress) -> _Result:
-    """Call an action again as long as another publisher moves its branch meanwhile."""
-    for _ in range(_ATTEMPTS):
-        try:
-            return action()
-        except Conflict as error:
-            conflict = error
-            progress.say("another publisher has changed the branch; reading it again")
-    raise conflict
 
 
 def refuse_redirect(repository: RemoteRepository, commit: str, files: Mapping[str, RemoteFile]) -> None:

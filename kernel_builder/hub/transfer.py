@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-
-from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import build_hf_headers, paginate
 
 from kernel_builder.hub.content import Content, RemoteFile
 from kernel_builder.hub.packages import HubPackage
-from kernel_builder.hub.remote_repository import RemoteRepository, retried
+from kernel_builder.hub.remote_repository import RemoteRepository
+from kernel_builder.hub.retries import Conflict, repeated
 from kernel_builder.progress import Progress
 from kernel_format.errors import HubError, KernelBuilderError, VerificationError
 from kernel_format.files import temporary_directory
@@ -42,18 +39,8 @@ class Transferred:
 
 def kernels_of(organization: str, endpoint: str) -> list[str]:
     """List the public kernels of an organization."""
-    network: type[Exception] = HfHubHTTPError.__bases__[0]
-    try:
-        listed = paginate(f"{endpoint}/api/kernels", {"author": organization}, build_hf_headers(token=False))
-        kernels = sorted(str(item["id"]) for item in listed)
-    except (network, ConnectionError, LookupError, TypeError) as error:
-        raise HubError(
-            f"cannot list the kernels of {organization}: {str(error).splitlines()[0]}",
-            where=endpoint,
-            hint="name one kernel, as ORG/NAME",
-        ) from error
-    kernels = [repo_id for repo_id in kernels if repo_id.startswith(f"{organization}/")]
-    if not kernels:
+    listed = RemoteRepository(f"{organization}/all", endpoint=endpoint, token=False).kernels_of_owner()
+    if not (kernels := [repo_id for repo_id in listed if repo_id.startswith(f"{organization}/")]):
         raise HubError(f"{organization} has no public kernels", where=endpoint)
     return kernels
 
@@ -103,14 +90,14 @@ def _copy(source: RemoteRepository, target: RemoteRepository, max_bytes: int, pr
     sizes: dict[str, int] = {}  # of the transferred contents
     for name in sorted(branches, key=lambda name: (name == "main", name)):  # sources follow their packages
         limit = max_bytes - sum(sizes.values())
-        copy = partial(_copy_branch, source, target, name, branches[name], limit, progress)
-        commits[name], contents = retried(copy, progress)
+        commits[name], contents = _copy_branch(source, target, name, branches[name], limit, progress)
         if contents is not None:
             updated.append(name)
             sizes |= {content.sha256: content.size for content in contents}
     return Transferred(target.repo_id, commits, sorted(updated), len(sizes), sum(sizes.values()))
 
 
+@repeated(Conflict)
 def _copy_branch(
     source: RemoteRepository, target: RemoteRepository, name: str, commit: str, limit: int, progress: Progress
 ) -> tuple[str, Collection[Content] | None]:

@@ -114,9 +114,9 @@ def verify(
         KernelBuilderError: If `source` cannot be built.
     """
     trusted = read_signers(signers)
-    repo_id, _, revision = name.partition("@")
+    repo_id, _, asked = name.partition("@")
     repository = RemoteRepository(repo_id, endpoint=endpoint)
-    revision = newest_commit(repository, revision or None)
+    revision = newest_commit(repository, asked or None)
     with temporary_directory() as temporary:
         root = temporary / "published"
         files = {path: remote for path, remote in repository.files(revision).items() if path.startswith("build/")}
@@ -128,7 +128,10 @@ def verify(
                 where=f"{repo_id}@{revision}",
                 hint="packages are on the branch of their version: ORG/NAME@v1",
             )
-        versions = {name for name, commit in repository.branches().items() if commit == revision and name[0] == "v"}
+        branches = repository.branches().items()
+        versions = {name for name, commit in branches if commit == revision and re.fullmatch(r"v\d+", name)}
+        asked = asked or max(versions, key=lambda name: int(name[1:]), default="")
+        versions = versions & {asked} or versions
         verdicts = [_verdict(package, trusted, require_signature, repo_id, versions) for package in packages]
         if source is not None:
             owner = repo_id.partition("/")[0]
@@ -161,7 +164,7 @@ def _verdict(
     place, version = package.metadata.place, f"v{package.metadata.version}"
     here = {"repo-id": repo_id, "variant": package.variant}
     is_here = all(place[key] in (None, here.get(key)) for key in place)
-    if signature == "valid" and place and not (is_here and version in (versions or {version})):
+    if signature == "valid" and place and not (is_here and versions <= {version}):
         signature = f"valid for another place: {place.get('repo-id')} {version} {place.get('variant')}"
     differences = [*package.digest_differences, *(f"{path} is bytecode" for path in bytecode(directory))]
     return VariantVerdict(package.variant, tuple(differences), signature, package.provenance)

@@ -175,10 +175,13 @@ def _load(project: Path, device: str) -> Any:
     try:
         return kernels.get_local_kernel(project.resolve(), backend=device)
     except (FileNotFoundError, ValueError) as error:
+        known = [backend.name for backend in read_project(project).backends]
         raise VariantError(
             f"has no build for {device} that this machine can load: {str(error).strip().splitlines()[0].rstrip(':')}",
             where=str(project),
-            hint=f"kernel-builder build {project} --backend {device}",
+            hint=f"kernel-builder build {project} --backend {device}"
+            if device in known
+            else f"the project has {', '.join(known)} only: measure on such a machine, or add {device} to build.toml",
         ) from error
 
 

@@ -97,13 +97,6 @@ def notes(report: BenchmarkReport) -> list[str]:
     return lines
 
 
-def as_markdown(table: Table) -> str:
-    """Format a table as Markdown."""
-    head, *others = (f"| {' | '.join(cells)} |" for cells in table)
-    rule = f"|{' --- |' * len(table[0])}"
-    return "\n".join([head, rule, *others])
-
-
 def machine(report: BenchmarkReport) -> str:
     """Return the GPU or CPU, the driver, package versions and the date, as one line."""
     on = report.machine

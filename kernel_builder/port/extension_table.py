@@ -21,7 +21,7 @@ _HEADERS = tuple(HEADER_SUFFIXES)
 # Options that the builder sets itself, or that only concern one machine's build.
 _OWN_FLAGS = re.compile(
     r"-O[23]|-fPIC|-t[ \d]*|--threads([= ].*)?|-v|-w|-s|--ptxas-options=-v|-DTORCH_(EXTENSION_NAME|API_INCLUDE).*"
-    r"|-D_GLIBCXX_USE_CXX11_ABI.*|-DPy_LIMITED_API.*|-DUSE_CUDA"
+    r"|--?std=(c|gnu)\+\+(11|14|17)|-D_GLIBCXX_USE_CXX11_ABI.*|-DPy_LIMITED_API.*|-DUSE_CUDA"
 )
 _GENCODE = re.compile(r"(?:-gencode|--generate-code)[= ]?arch=compute_(\w+),code=(.*)")
 _ARCH = re.compile(r"-{1,2}(?:arch|gpu-architecture)=(?:sm|compute)_(\w+)")
@@ -110,7 +110,7 @@ class TableReader:
         if self._own:
             self._leave_out(f"{', '.join(self._own)}: set by the builder, or without effect on the binary")
         return PortedExtension(
-            name=_kernel_name(name),
+            name=table_name(name),
             backend=self.backend,
             line=int(self.extension["line"]),
             src=src,
@@ -221,7 +221,7 @@ def _shown(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _kernel_name(module: str) -> str:
+def table_name(module: str) -> str:
     """Return a name for messages: `scatter` for `torch_scatter.scatter`, and `xformers_C` for `xformers._C`."""
     last = module.rpartition(".")[2].strip("_")
     return re.sub(r"\W+", "_", last if len(last) > 1 else module.replace("._", ".")).strip("_") or "extension"

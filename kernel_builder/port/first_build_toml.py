@@ -33,7 +33,7 @@ _REWRITES = (
     (rb"^\s*STABLE_TORCH_LIBRARY(_IMPL|_FRAGMENT)?\s*\(", "STABLE_TORCH_LIBRARY: the namespace as well"),
     (rb"\bRegisterOperators\b", "RegisterOperators: two builds in one process abort Python; use TORCH_LIBRARY_EXPAND"),
     (rb"\.\s*(def|impl)\s*\(\s*\"\w+::\w", "the name of an op has a namespace: leave it out, the library gives it one"),
-    (rb"#\s*include\s*[<\"]torch/extension\.h", "torch/extension.h includes Python's headers: include torch/all.h"),
+    (rb"#\s*include\s*[<\"]torch/extension\.h", "torch/extension.h includes Python's headers: see docs/port.md"),
     (
         rb"#\s*include\s*[<\"](pybind11|torch/csrc/utils/pybind|torch/python\.h|Python\.h)",
         "needs Python's C++ interface: leave it out",
@@ -346,6 +346,8 @@ def _notes(
         )
     if license is None:
         yield 'the license is not known: replace "other" by its SPDX name in build.toml'
+    if not any(kernel.targets for kernel in kernels):
+        yield 'add stable-abi = "2.10" to [torch] for one binary for all releases from 2.10 on: docs/port.md'
     by_backend = [kernel.backend for kernel in kernels]
     if any(by_backend.count(backend) > 1 for backend in by_backend):
         yield (

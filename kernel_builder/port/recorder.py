@@ -192,8 +192,8 @@ def constant(value: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: value
 
 
-_TOOLS = {"setup": setup, "Extension": Extension, "find_packages": find_packages}
-_TOOLS["find_namespace_packages"] = find_packages
+_PACKAGES = {"find_packages": find_packages, "find_namespace_packages": find_packages}
+_TOOLS = {"setup": setup, "Extension": Extension, **_PACKAGES}
 
 
 def of_gpu(value: Any) -> Callable[..., Any]:
@@ -315,10 +315,17 @@ def main() -> None:
         for name, command in commands.items()
         if isinstance(command, type)
     ]
+    left_out += [
+        (0, f"{key} of setup(): {settings[key]}: the builder reads the extensions only")
+        for key in ("libraries", "options")
+        if settings.get(key)
+    ]
     in_setup = [extension for extension in extensions if any(extension is entry for entry in declared)]
     kept = []
     for extension in extensions:
-        arguments = plain({name: value for name, value in vars(extension).items() if name[0] != "_"})
+        given = {name: value for name, value in vars(extension).items() if name[0] != "_"}
+        # setuptools adds the include_dirs of setup() to those of every extension.
+        arguments = plain({**given, "include_dirs": [*given["include_dirs"], *settings.get("include_dirs", ())]})
         if extension._kind == "xpu":
             reason = "is for XPU: the builder compiles none"
         elif in_setup and extension not in in_setup:

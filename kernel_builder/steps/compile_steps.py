@@ -266,7 +266,8 @@ def _check_asked(source: Path, asked: Sequence[str], toolchains: Sequence[Path],
     """
     for name in asked:
         paths = (os.path.join(directory, name) for directory in [*map(str, toolchains), *host.c_include])  # noqa: PTH118
-        found = os.path.normpath(next(filter(os.path.isfile, paths), "/"))
+        leads_out = os.path.normpath(name).startswith("../../")  # of `builder`, which is searched as well
+        found = name if leads_out else os.path.normpath(next(filter(os.path.isfile, paths), "/"))
         known = (*host.headers, *(f"{re.escape(str(directory))}/.*" for directory in toolchains))
         if found != "/" and foreign([found], known):
             raise ConfigError(

@@ -38,7 +38,7 @@ _LITERAL = re.compile(
 _CONTINUED = re.compile(rb"\\[ \t\f\v]*\r?\n")
 _SPACE = rb"[ \t\f\v\0]*"
 _INCLUDE = re.compile(
-    rb"^" + _SPACE + rb"(?:#|%:|\?\?=)" + _SPACE + rb"(?:include|include_next|import|embed)(?!\w)" + _SPACE + rb"(?:"
+    rb"^" + _SPACE + rb"(?:#|%:|\?\?=)" + _SPACE + rb"(include|include_next|import|embed)(?!\w)" + _SPACE + rb"(?:"
     rb"<([^>\n]+)>|\"([^\"\n]+)\"|([^\s<\"]))",
     re.M,
 )
@@ -48,6 +48,8 @@ _ASKED = re.compile(rb"[\s(](?:<([^<>()\s]+)>|\"([^\"\n]+)\")")
 _NAMESPACE = re.compile(rb"(TORCH|TVM_FFI)_EXTENSION_NAME")
 # Directives of the assembler that read a file.
 _ASSEMBLED = re.compile(rb"\.\s*incbin\b|[\s\";]\.include\s*\\?\"|\\[nt]\.include\s*\\?\"")
+# Compilers read these in place of the header or the module beside them.
+_PRECOMPILED = re.compile(r"\.[gp]c[hm](/|$)")
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class _File:
     digest: str
     angled: tuple[str, ...]
     quoted: tuple[str, ...]
+    embedded: tuple[str, ...]  # "" for a name in a macro
     asked: tuple[str, ...]
     asks: bool
     asks_next: bool
@@ -91,12 +94,16 @@ def _read(path: Path, _size: int, _mtime: int) -> _File:
         return b'""' if match["raw"] or match["character"] else match[0]
 
     bare = _LITERAL.sub(without, _CONTINUED.sub(b"", content.removeprefix(codecs.BOM_UTF8)))
-    angled, quoted, computed = [], [], False
+    angled: list[str] = []
+    quoted: list[str] = []
+    embedded: list[str] = []
+    computed = False
     for match in _INCLUDE.finditer(bare):
-        if match[1]:
-            angled.append(match[1].decode("utf-8", "replace").strip())
-        elif match[2]:
-            quoted.append(match[2].decode("utf-8", "replace").strip())
+        name = (match[2] or match[3] or b"").decode("utf-8", "replace").strip()
+        if match[1] == b"embed":
+            embedded.append(name)
+        if name:
+            (angled if match[2] else quoted).append(name)
         else:
             computed = True
     asked = (b"".join(match.groups(b"")) for line in _CONDITION.finditer(bare) for match in _ASKED.finditer(line[1]))
@@ -104,6 +111,7 @@ def _read(path: Path, _size: int, _mtime: int) -> _File:
         digest=hashlib.sha256(content).hexdigest(),
         angled=tuple(angled),
         quoted=tuple(quoted),
+        embedded=tuple(embedded),
         asked=tuple(name.decode("utf-8", "replace") for name in asked),
         asks=b"__has_" in bare,
         asks_next=b"_next" in bare,
@@ -128,6 +136,11 @@ def _inside(root: Path, candidate: str) -> str | None:
     return name if name and os.path.isfile(root / name) else None  # noqa: PTH113  # `Path` raises for long names
 
 
+def _of_project(root: Path, places: Iterable[str], target: str) -> str | None:
+    """Return the project-relative name of a file that a compiler finds in one of these directories of the project."""
+    return next((hit for place in places if (hit := _inside(root, f"{place}/{target}"))), None)
+
+
 def scan(
     root: Path,
     source: str,
@@ -149,7 +162,7 @@ def scan(
 
     Raises:
         ConfigError: If a file includes another by an absolute path, by the assembler, or through a symbolic link
-            out of the project and its git repository.
+            out of the project and its git repository; if it embeds one of elsewhere, or is a precompiled header.
     """
     digests: dict[str, str] = {}
     torch = python = namespace = libraries = asks = False
@@ -165,11 +178,20 @@ def scan(
         digests[name] = facts.digest
         namespace = namespace or facts.namespace
         asks = asks or facts.asks
+        where, places = str(root / name), [name.rpartition("/")[0], *include]
+        if _PRECOMPILED.search(name):
+            raise ConfigError("is a precompiled header, which a compiler loads unread", where=where, hint="delete it")
         if facts.assembled:
             raise ConfigError(
                 "reads a file by the assembler's .incbin or .include, which compilers do not list",
-                where=str(root / name),
+                where=where,
                 hint="write the content as an array into a header, and include that",
+            )
+        if not all(_of_project(root, places, target) for target in facts.embedded):
+            raise ConfigError(
+                "embeds a file that the project does not have, or whose name is in a macro",
+                where=where,
+                hint="copy the file into the project, and write its relative name into #embed",
             )
         if facts.computed:
             torch = libraries = True
@@ -178,11 +200,10 @@ def scan(
             if target.startswith("/"):
                 raise ConfigError(
                     f"includes {target} by an absolute path",
-                    where=str(root / name),
+                    where=where,
                     hint="copy it into the project and include it by its relative name: other machines do not have it",
                 )
-            places = [name.rpartition("/")[0], *include] if beside else include
-            ours = next((hit for place in places if (hit := _inside(root, f"{place}/{target}"))), None)
+            ours = _of_project(root, places if beside else include, target)
             if ours is not None:
                 # The files that `build.toml` lists were checked when it was read.
                 check_link(real, root / ours, ours, str(root / ours))
@@ -192,10 +213,7 @@ def scan(
                 python = python or _PYTHON_HEADERS.fullmatch(target) is not None
                 if library_headers and library_headers.fullmatch(target):
                     libraries = True
-        for target in facts.asked:
-            places = [name.rpartition("/")[0], *include]
-            if facts.asks_next or not any(_inside(root, f"{place}/{target}") for place in places):
-                asked.add(target)
+        asked.update(name for name in facts.asked if facts.asks_next or not _of_project(root, places, name))
     return Scan(
         tuple(sorted(digests.items())), torch, python, namespace, libraries, tuple(sorted(asked)) if asks else ()
     )

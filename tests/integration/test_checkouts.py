@@ -60,6 +60,22 @@ def test_a_replaced_commit_has_its_own_files(repository: Path, tmp_path: Path) -
     assert (project / "a.cpp").read_text() == "int a;\n"
 
 
+@pytest.mark.parametrize("forged", ["HEAD:kernel", "HEAD^{tree}", "HEAD:kernel/a.cpp"])
+def test_objects_with_other_content_than_their_name_says_are_found(
+    repository: Path, tmp_path: Path, forged: str
+) -> None:
+    """Git reads folders and files without a comparison, so the names of commits and files do not change."""
+    commit, name = git(repository, "rev-parse", "HEAD"), git(repository, "rev-parse", forged)
+    other = git(repository, "rev-parse", forged.replace("HEAD", commit_of(repository, "int evil;\n")))
+    place, source = (repository / ".git" / "objects" / of[:2] / of[2:] for of in (name, other))
+    place.chmod(0o600)
+    place.write_bytes(source.read_bytes())
+    (repository / "kernel/a.cpp").write_text("int evil;\n")
+    assert state(repository) == GitState(commit, dirty=True)
+    with pytest.raises(VerificationError, match="cannot check out the commit"):
+        _checkout((repository, "kernel/"), commit, tmp_path / "checkout")
+
+
 def test_a_checkout_has_the_files_of_the_commit(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,6 +127,7 @@ def test_the_device_code_of_a_new_project_compiles() -> None:
         ([], "the name of the Hub repository is missing", "kernel-builder init org/my-kernel"),
         (["my-relu"], "'my-relu' is a directory", "kernel-builder init org/my-relu"),
         ([str(ROOT / "x-y")], "x-y' is a directory", "--name org/x-y"),
+        (["me/scale", "--from", "scale.cu"], "Path 'scale.cu' does not exist", "--from"),
         (["me/my-relu", "--op", "class"], "'class' cannot be the name of an operator", "swiglu"),
         (["--name", "my-relu"], "'my-relu' is not the name of a Hub repository", "org/my-kernel"),
         (["--name", "org/torch"], "'torch' cannot be a kernel's name", "my-torch"),

@@ -70,8 +70,9 @@ def test_functions_are_operators(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_errors_name_the_mistake() -> None:
-    with pytest.raises(ConfigError, match="defines no function 'other'"):
+    with pytest.raises(ConfigError, match="defines no function 'other'") as caught:
         kernel_builder.load(SOURCE, "other")
+    assert caught.value.hint == "it has scaled, double_in_place, copies"
     with pytest.raises(ConfigError, match="'other' is not one of the loaded functions"):
         kernel_builder.load(SOURCE, "scaled", fakes={"other": torch.empty_like})
     if torch.version.cuda is None:
@@ -124,8 +125,9 @@ def test_a_project_is_created_from_a_source(tmp_path: Path, monkeypatch: pytest.
         assert name in created
     assert source.strip() in Path("scale/scale.cu").read_text()
     tests = Path("scale/tests/test_scale.py")
-    formula = "return getattr(kernel, name)(*arguments)  # Not written yet: the formula, in PyTorch"
-    tests.write_text(tests.read_text().replace(formula, "return arguments[0] * arguments[1]"))
-    command = f"{sys.executable} -m kernel_builder emulate scale -- -q"
-    emulated = subprocess.run(command.split(), capture_output=True, text=True, check=False)
-    assert emulated.returncode == 0 and "2 passed" in emulated.stdout, emulated.stdout + emulated.stderr
+    formula = 'pytest.skip(f"Not written yet: the formula of {name}, in PyTorch")'
+    for text, passed in ((formula, "1 passed, 1 skipped"), ("return arguments[0] * arguments[1]", "2 passed")):
+        tests.write_text(tests.read_text().replace(formula, text))
+        command = f"{sys.executable} -m kernel_builder emulate scale -- -q"
+        emulated = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+        assert emulated.returncode == 0 and passed in emulated.stdout, emulated.stdout + emulated.stderr

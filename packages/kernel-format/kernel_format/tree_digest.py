@@ -64,8 +64,14 @@ def _listing(directory: Path, most: int | None = None) -> Listing:
 
 def bytecode(directory: Path) -> list[str]:
     """Return the paths of bytecode, which no digest covers and Python runs in place of a source."""
-    paths = (path.relative_to(directory) for path in sorted(directory.rglob("*")))
-    return [str(path) for path in paths if path.suffix in (".pyc", ".pyo") or "__pycache__" in path.parts]
+    paths = (path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*")))
+    return list(filter(is_bytecode, paths))
+
+
+def is_bytecode(path: str) -> bool:
+    """Return whether Python takes a file for bytecode, on some systems in upper case, too."""
+    folded = path.casefold()
+    return folded.endswith((".pyc", ".pyo")) or "__pycache__" in folded.split("/")
 
 
 def hash_tree(directory: Path) -> TreeDigest:

@@ -58,7 +58,7 @@ def create_app(settings: Settings) -> FastAPI:
     hub = Hub(settings)
     app.state.hub = hub
     app.state.metrics = Metrics(hub.root, hub.index.stored_bytes, settings.quota_bytes)
-    app.state.clones = anyio.Semaphore(CLONES)
+    app.state.clones = {anonymous: anyio.Semaphore(CLONES // 2) for anonymous in (True, False)}
     observers = anyio.CapacityLimiter(2)  # not the threads of other requests, which may all be busy
 
     @app.get("/health")
@@ -191,7 +191,7 @@ class RequestObserver:
             self._metrics.request_ended(scope["method"], route, status or 500, seconds)
             fields = {
                 "id": request_id,
-                "method": scope["method"],
+                "method": scope["method"][:32],
                 "path": scope["path"],
                 "status": status or 500,
                 "ms": round(seconds * 1000, 1),

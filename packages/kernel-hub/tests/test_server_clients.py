@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 import requests
-from alternating_proxy import alternating_proxy
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
 
+from tests.support.alternating_proxy import alternating_proxy
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, write_kernel
 from tests.support.torch_process import run_with_torch

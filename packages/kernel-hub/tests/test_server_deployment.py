@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 import requests
-from alternating_proxy import alternating_proxy
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from raw_requests import commit, hub_command, until
 
 from kernel_hub import tokens
+from tests.support.alternating_proxy import alternating_proxy
 from tests.support.loopback import QuietHandler, served
 from tests.support.running_hub import RunningHub, running_hub
 from tests.support.small_kernel import write_kernel

@@ -58,6 +58,7 @@ def test_tokens_and_private_repositories(start_hub: Callable[..., RunningHub], t
     settings, known = f"{hub.url}/api/kernels/ours/open/settings", {"Authorization": f"Bearer {writer}"}
     for private in (True, False):  # the clients refuse this for kernels by themselves
         assert requests.put(settings, json={"private": private}, headers=known).ok
+        assert requests.put(settings, json={"private": "yes"}, headers=known).status_code == 400
         assert hub.api(None).repo_exists("ours/open", repo_type="kernel") is not private
 
     for token, message in ((reader, "may only read ours"), (other, "no write scope for ours"), (None, "needs a token")):
@@ -218,6 +219,8 @@ def test_the_root_is_readable_by_its_user_only(tmp_path: Path, umask: int) -> No
     paths = (hub.root, *hub.root.rglob("*"))
     modes = {path.relative_to(hub.root).as_posix(): path.stat().st_mode & 0o777 for path in paths}
     assert {modes[name] for name in ("index.sqlite", "secret")} == {0o600}
+    with pytest.raises(ConfigError, match="cannot be created: Not a directory"):
+        Hub(Settings(hub.root / "index.sqlite/hub"))
     private = ("repositories", "repositories/a/oneFalse.git", "repositories/a/oneTrue.git", "large", ".")
     assert {modes[name] for name in (*private, "incoming")} == {0o700}
 
@@ -422,7 +425,7 @@ def test_a_reference_names_one_commit(hub: RunningHub) -> None:
 def test_bytecode_is_refused(hub: RunningHub) -> None:
     api = hub.api()
     api.create_repo("a/one", repo_type="kernel")
-    for path in ("build/torch-cpu/__pycache__/__init__.cpython-311.pyc", "build/torch-cpu/x.pyc", "__pycache__/x"):
+    for path in ("build/torch-cpu/__pycache__/__init__.cpython-311.pyc", "build/torch-cpu/x.PYC", "__PyCache__/x"):
         with pytest.raises(HfHubHTTPError, match="is bytecode"):
             commit(api, "a/one", path)
 
@@ -441,6 +444,11 @@ def test_names_that_differ_in_case_only_are_refused(hub: RunningHub) -> None:
     api.create_repo("a/one", repo_type="kernel")
     with pytest.raises(HfHubHTTPError, match="in case only"):
         api.create_repo("a/One", repo_type="kernel")
+    for number in range(4):
+        body = [{"name": f"{name}{number}", "organization": "a", "type": "kernel"} for name in ("x", "X") * 2]
+        with ThreadPoolExecutor(4) as pool:
+            answers = pool.map(lambda at: requests.post(f"{hub.url}/api/repos/create", json=at, headers=TOKEN), body)
+        assert sorted(answer.status_code for answer in answers) == [200, 409, 409, 409]
     api.create_repo("a/two", repo_type="kernel")
     with pytest.raises(HfHubHTTPError, match="in case only"):
         api.move_repo("a/two", "a/ONE", repo_type="kernel")
@@ -453,6 +461,12 @@ def test_names_that_differ_in_case_only_are_refused(hub: RunningHub) -> None:
     for twin in ("build/X.py", "Build/y.py"):
         with pytest.raises(HfHubHTTPError, match="where case does not count"):
             commit(api, "a/one", twin)
+    request = commit(api, "a/one", "docs/a.md", create_pr=True)
+    commit(api, "a/one", "Docs/b.md")
+    merged = requests.post(
+        f"{hub.url}/api/kernels/a/one/discussions/{request.pr_num}/merge", params={"commit": request.oid}, headers=TOKEN
+    )
+    assert merged.status_code == 400 and "where case does not count" in merged.text
 
 
 def test_a_damaged_file_of_the_operator_is_no_error_of_the_request(

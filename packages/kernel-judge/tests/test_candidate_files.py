@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kernel_format.errors import ConfigError
-from kernel_judge.judge.candidate import read_candidate
+from kernel_judge.judge.candidate import frozen, read_candidate
 from kernel_judge.judge.candidate_files import candidate_digest, copy_candidate
 from kernel_judge.search.workspace import Workspace
 from kernel_tasks import read_task
@@ -54,7 +54,7 @@ def test_no_link_of_a_candidate_is_followed(linked: str, tmp_path: Path) -> None
     (project / "candidate.py").write_text("class ModelNew: pass\n")
     workspace.freeze()
     (tmp_path / "judged").mkdir()
-    with pytest.raises(ConfigError):  # of the build.toml, after the copy
-        read_candidate(project, read_task(TASK)).prepared(tmp_path / "judged", "cpu")
+    with pytest.raises(ConfigError), frozen(project, read_task(TASK)) as copy:  # of the build.toml, after the copy
+        read_candidate(copy, read_task(TASK)).prepared(tmp_path / "judged", "cpu")
     copies = [*(tmp_path / "judged").rglob("*"), *workspace.frozen.parent.rglob("*")]
     assert not [path for path in copies if path.is_file() and "hf_secret" in path.read_text()]

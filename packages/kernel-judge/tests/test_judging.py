@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from cpu_samples import CHEATS, HONEST
-from judge_samples import HERE, PROJECT_CANDIDATE, scale_project
+from judge_samples import CHEATS, HERE, HONEST, PROJECT_CANDIDATE, scale_project
 
 from kernel_builder.api import build_for_device
 from kernel_builder.cli import main

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from judge_samples import HERE
 from kernel_builder import toml_file
 from kernel_builder.cli import main
 from kernel_format.errors import ConfigError
+from kernel_judge.judge.candidate import frozen, read_candidate
 from kernel_judge.judge.judgement import JudgeRequest, judge
 from kernel_judge.judge.verdict import Verdict
 from kernel_judge.leaderboard.result import texts_of_task
-from kernel_tasks import read_task
+from kernel_tasks import Task, read_task
 
 TEXTS = toml_file.read(HERE / "task_formats.toml")
 DESTINATIONS, CPP = TEXTS["candidates"]["destinations"], TEXTS["candidates"]["cpp"]
@@ -147,6 +149,50 @@ def test_a_flashinfer_bench_solution_is_judged(peers: tuple[str, ...], tmp_path:
     assert wrong.rejected_as == "wrong-result" and "output 'sum'" in wrong.reason
 
 
+@pytest.fixture
+def beside(tmp_path: Path) -> tuple[Path, Task]:
+    """A solution whose source inner/k.py lies beside its file, and the task."""
+    sources = [{"path": "inner/k.py"}]
+    content = {"definition": "halves", "spec": {"entry_point": "inner/k.py::run"}, "sources": sources}
+    write(tmp_path / "own", {"my.json": json.dumps(content), "inner/k.py": "def run(x): return x\n"})
+    return tmp_path / "own" / "my.json", read_task(definition(tmp_path / "problem", WORKLOAD).parent)
+
+
+def frozen_digest(candidate: Path, task: Task) -> str:
+    with frozen(candidate, task) as copy:
+        return read_candidate(copy, task).digest
+
+
+def test_the_digest_has_the_sources_beside_a_solution(beside: tuple[Path, Task]) -> None:
+    own, task = beside
+    before = frozen_digest(own, task)
+    (own.parent / "inner" / "k.py").write_text("def run(x): return 2 * x\n")
+    assert frozen_digest(own, task) != before
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("kind", ["link", "linked directory", "fifo", "tool"])
+def test_sources_beside_a_solution_are_files_of_its_own(beside: tuple[Path, Task], kind: str) -> None:
+    """Others could be private files of the user, which the judge may read, or code that is in no digest."""
+    own, task = beside
+    source = own.parent / "inner" / "k.py"
+    source.rename(own.parents[1] / "k.py")
+    problem = "my.json: cannot be copied: .*(symbolic link|regular file)"
+    if kind == "link":
+        source.symlink_to(own.parents[1] / "k.py")
+    elif kind == "linked directory":
+        source.parent.rmdir()
+        source.parent.symlink_to(own.parents[1])
+    elif kind == "fifo":
+        os.mkfifo(source)
+    else:
+        text = own.read_text().replace("inner", "build")
+        write(own.parent, {"solution.json": text, "build/k.py": "def run(x): return x\n"})
+        own, problem = own.parent, "own/build/k.py: cannot be read"
+    with pytest.raises(ConfigError, match=problem):
+        frozen_digest(own, task)
+
+
 @pytest.mark.nightly  # Torch's headers take more than 10 s to compile
 def test_a_sol_execbench_solution_in_cpp_is_built(tmp_path: Path) -> None:
     task = definition(tmp_path / "problem", WORKLOAD).parent
@@ -172,6 +218,24 @@ def test_a_backend_bench_kernel_is_judged(tmp_path: Path) -> None:
     assert verdict(tmp_path / "wrong.py", task).rejected_as == "wrong-result"
     with pytest.raises(ConfigError, match=r"expected one of aten.add.Tensor, aten.relu.default"):
         read_task(tmp_path / "trace.txt")
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("operator", "arguments", "problem"),
+    [
+        ("add.Tensor", "((__import__('os').mkdir('{}'),), {{}})", "is no value"),
+        ("add.Tensor", "((torch.load('{}'),), {{}})", "is no value"),
+        ("from_file.default", "(('{}', True, 8), {{}})", "aten.from_file.default opens files"),
+    ],
+)
+def test_a_trace_runs_no_code(tmp_path: Path, operator: str, arguments: str, problem: str) -> None:
+    made = tmp_path / "made"
+    write(tmp_path, {"trace.txt": f"Operator: aten.{operator}\ncnt: 1, {arguments.format(made)}\n"})
+    with pytest.raises(ConfigError, match=problem):
+        task = read_task(tmp_path / "trace.txt")
+        task.problem(task.sizes()).get_inputs()
+    assert not made.exists()
 
 
 def test_the_tolerance_is_the_formats(tmp_path: Path) -> None:

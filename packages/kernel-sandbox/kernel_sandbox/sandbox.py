@@ -42,11 +42,11 @@ _KEPT_PREFIXES = ("NIX_CFLAGS_", "NIX_LDFLAGS", "NIX_CC_", "NIX_BINTOOLS_", "NIX
 def readable(more: Iterable[Path]) -> list[str]:
     """Return the paths that a process may read: the system, Python with its packages, and `more`.
 
-    The user's home and its parents are not among them, though programs are started there, and neither are paths that
-    the user may not look up, such as a directory of root's on PATH.
+    The user's home and its parents, and the current directory, are not among them, though programs are started there:
+    `python -m` adds it to the paths. Neither are paths that the user may not look up, such as one of root's on PATH.
     """
     home = Path(os.path.realpath(os.path.expanduser("~")))  # noqa: PTH111  # `Path.home` needs a passwd entry
-    directories = [sys.prefix, sys.base_prefix, *(path for path in sys.path if path)]
+    directories = [sys.prefix, sys.base_prefix, *(path for path in sys.path if os.path.realpath(path) != os.getcwd())]  # noqa: PTH109
     directories += [os.environ.get("CUDA_HOME", "/usr/local/cuda"), *map(str, more)]
     directories = [os.path.abspath(path) for path in directories if not home.is_relative_to(os.path.realpath(path))]  # noqa: PTH100
     both = [path for directory in (*_SYSTEM, *directories) for path in (directory, os.path.realpath(directory))]

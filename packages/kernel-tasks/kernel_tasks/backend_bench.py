@@ -7,10 +7,11 @@ the operator's arguments.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ _DTYPES = {
     "b8": torch.bool,
     "u8": torch.uint8,
 }
+_NAMES = {"inf": math.inf, "nan": math.nan, **_DTYPES}
+_ATTRIBUTES = (torch.dtype, torch.layout, torch.memory_format)  # the types of torch's constants
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _TOLERANCE = 1e-2
 _RENAMED = {"aten.sum.SymInt": "aten.sum.dim_IntList"}
@@ -107,18 +110,45 @@ class BackendBenchTask(Task):
         """Return the rule for right results."""
         return f"each element within {_TOLERANCE} + {_TOLERANCE} |expected|"
 
-    def _evaluated(self, sizes: Sizes, tensor: Any) -> Any:
-        """Evaluate serialized arguments, which are Python, with a function in place of `T`."""
+    def _evaluated(self, sizes: Sizes, tensor: Callable[..., Any]) -> Any:
+        """Return serialized arguments, with what a function returns in place of each `T(...)`."""
         text = re.sub(r'["\']torch\.device\((.*?)\)["\']', r"torch.device(\1)", sizes["arguments"])
         text = re.sub(rf"'({'|'.join(_DTYPES)})'", r"\1", text)
         try:
-            return eval(text, {"T": tensor, "th": torch, "torch": torch, "inf": math.inf, "nan": math.nan, **_DTYPES})
+            return _value(ast.parse(text, mode="eval").body, tensor)
         except Exception as error:
             raise ConfigError(
                 f"the arguments cannot be read: {type(error).__name__}: {error}",
                 where=f"{self.path}: {self.operator}",
                 hint=f"expected ((T([2, 4], f16), ...), {{}}), got {text}",
             ) from error
+
+
+def _value(node: ast.expr, tensor: Callable[..., Any]) -> Any:
+    """Return the value of an expression, which is data: a trace may come from anyone."""
+    match node:
+        case ast.Constant(value):
+            return value
+        case ast.Tuple(items):
+            return tuple(_value(item, tensor) for item in items)
+        case ast.List(items):
+            return [_value(item, tensor) for item in items]
+        case ast.Dict(keys, values):
+            return {
+                ast.literal_eval(key): _value(value, tensor) for key, value in zip(keys, values, strict=True) if key
+            }
+        case ast.UnaryOp(ast.USub(), operand):
+            return -_value(operand, tensor)
+        case ast.Name(name) if name in _NAMES:
+            return _NAMES[name]
+        case ast.Attribute(ast.Name("torch" | "th"), name) if isinstance(getattr(torch, name, None), _ATTRIBUTES):
+            return getattr(torch, name)
+        case ast.Call(ast.Name("T"), arguments, keywords):
+            named = {keyword.arg or "": _value(keyword.value, tensor) for keyword in keywords}
+            return tensor(*(_value(argument, tensor) for argument in arguments), **named)
+        case ast.Call(ast.Attribute(ast.Name("torch" | "th"), "device"), [ast.Constant(str(name))], []):
+            return torch.device(name)
+    raise ValueError(f"`{ast.unparse(node)}` is no value")
 
 
 def _tensor(shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None = None, device: Any = None) -> Any:
@@ -158,8 +188,12 @@ def read(path: Path) -> Task:
         )
     operator = name.removeprefix("aten.")
     folder = operator.replace(".", "__")
-    if not hasattr(torch.ops.aten, operator.partition(".")[0]):
+    packet, _, overload = operator.partition(".")
+    function = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+    if function is None:
         raise ConfigError(f"Torch has no operator {name}", where=str(file), hint="use another release of Torch")
+    if any(argument.name == "filename" for argument in function._schema.arguments):
+        raise ConfigError(f"{name} opens files", where=str(file), hint="name an operator of tensors")
     lines = dict.fromkeys(operators[name])
     trace = "\n".join([f"Operator: {name}", *(f"cnt: 1, {line}" for line in lines)]) + "\n"
     return BackendBenchTask(

@@ -42,15 +42,8 @@ def _of_json(file: Path, definition: Mapping[str, Any]) -> tuple[dict[str, Any],
         )
     sources: Files = {}
     for entry in solution["sources"]:
-        name = PurePosixPath(entry["path"])
-        if name.is_absolute() or ".." in name.parts or str(name) in (CANDIDATE, DEFINITION, SOLUTION):
-            raise ConfigError(
-                f"is {str(name)!r}; expected a relative path without ..",
-                where=f"{file}: sources.path",
-                hint=f"the judge writes {CANDIDATE}, {DEFINITION} and {SOLUTION} itself",
-            )
-        beside = file.parent / name
-        sources[str(name)] = entry["content"].encode() if entry.get("content") else _content(beside)
+        name = _source_name(file, entry)
+        sources[name] = entry["content"].encode() if entry.get("content") else _content(file.parent / name)
     spec = solution["spec"]
     if str(spec.get("entry_point")).partition("::")[0] not in sources:
         raise ConfigError(
@@ -59,6 +52,24 @@ def _of_json(file: Path, definition: Mapping[str, Any]) -> tuple[dict[str, Any],
             hint=f"the sources are {', '.join(sources)}",
         )
     return spec, sources
+
+
+def sources_beside(file: Path) -> dict[str, Path]:
+    """Return a solution and its sources without content, by their paths; empty if it has all its sources itself."""
+    entries = read_json(file).get("sources") if file.suffix == ".json" else None
+    names = [_source_name(file, entry) for entry in entries or () if not entry.get("content")]
+    return {SOLUTION: file, **{name: file.parent / name for name in names}} if names else {}
+
+
+def _source_name(file: Path, entry: Mapping[str, Any]) -> str:
+    name = PurePosixPath(entry["path"])
+    if name.is_absolute() or ".." in name.parts or str(name) in (CANDIDATE, DEFINITION, SOLUTION):
+        raise ConfigError(
+            f"is {str(name)!r}; expected a relative path without ..",
+            where=f"{file}: sources.path",
+            hint=f"the judge writes {CANDIDATE}, {DEFINITION} and {SOLUTION} itself",
+        )
+    return str(name)
 
 
 def _of_sources(path: Path) -> tuple[dict[str, Any], Files]:

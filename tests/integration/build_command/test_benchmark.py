@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -94,6 +95,10 @@ def test_bad_selections_have_clear_errors(
     shutil.copytree(project / "benchmarks", unbuilt / "benchmarks")
     done = benchmark(unbuilt)
     assert done.exit_code == 3 and f"hint: kernel-builder build {unbuilt} --backend cpu" in done.stderr
+    replace(unbuilt / "build.toml", 'backends = ["cpu", "cuda"]', 'backends = ["cuda"]')
+    declared = (unbuilt / "build.toml").read_text()
+    (unbuilt / "build.toml").write_text(re.sub(r"\[kernel.scale_cpu\][^\[]*\n\n", "", declared))
+    assert "hint: the project has cuda only: measure on such a machine" in benchmark(unbuilt).stderr
 
 
 @pytest.mark.nightly  # Inductor takes 9 s of CPU time

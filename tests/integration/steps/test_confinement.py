@@ -69,6 +69,12 @@ def test_a_package_reaches_nothing_of_the_machine(
         assert OWN_FILE in reached and outside.real(reached) == {OWN_FILE}
 
 
+def test_the_directory_in_which_python_m_starts_is_not_readable(tmp_path: Path) -> None:
+    (tmp_path / "shown.py").write_text("from kernel_sandbox.sandbox import readable\nprint(*readable([]), sep='\\n')\n")
+    shown = subprocess.run([sys.executable, "-m", "shown"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True)
+    assert str(tmp_path) not in shown.stdout.splitlines()
+
+
 def test_what_is_killed_while_it_starts_leaves_no_process(confinement: Confinement, tmp_path: Path) -> None:
     """Of 100 commands, each gets SIGKILL up to 0.1 s after its start; none may run on, or sleep."""
     for moment in range(100):
@@ -139,12 +145,13 @@ def test_a_build_tells_its_sandbox_and_its_packages_do_not(
     assert made["off"] == made["auto"]
 
 
-def test_a_sandbox_shows_a_relative_path_of_python_at_its_place(
+def test_a_sandbox_shows_paths_of_python_except_the_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [".", *sys.path])
-    assert str(tmp_path) in readable([])
+    (tmp_path / "lib").mkdir()
+    monkeypatch.setattr(sys, "path", ["", ".", str(tmp_path), "lib", *sys.path])
+    assert str(tmp_path) not in readable([]) and str(tmp_path / "lib") in readable([])
     assert all(Path(path).is_absolute() for path in readable([]))
     unknown = Path("/", "x" * 300)  # looking it up fails, as below a directory of another user
     assert str(unknown) not in readable([unknown])

@@ -44,7 +44,7 @@ def refusals(graph: Graph, cache: Path) -> list[str]:
         (CPU, '#define OTHER "{other}"\n#include OTHER\n'),
         (CPU, "#define OTHER <OTHER_NAME>\n#define OTHER_NAME {other}\n#include OTHER\n"),
         (CPU, '#define OTHER "../../src/{up}{other}"\n#include OTHER\n'),
-        (CPU, '#define OTHER "../../log"\n#if __has_include(OTHER)\n#include OTHER\n#endif\n'),
+        (CPU, '#define OTHER "../../log"\n#include OTHER\n'),
         (CPU, 'asm(".inc" "bin \\"{other}\\"");\n'),
         (CPU, 'asm(".inc" "lude \\"{other}\\"");\n'),
         (CUDA, '#define OTHER "{other}"\n#ifdef __CUDA_ARCH__\n#include OTHER\n#endif\n'),
@@ -99,6 +99,9 @@ def test_a_build_does_not_ask_for_headers_of_other_packages(copy_project: Callab
             continue
         with pytest.raises(ConfigError, match=f"asks by __has_include for /usr/include/{header}, which neither"):
             planned(directory, CPU)
+    source.write_text(f'#if __has_embed("../../x.h")\n#endif\n{before}')
+    with pytest.raises(ConfigError, match=r"asks by __has_include for ../../x.h, which neither"):
+        planned(directory, CPU)
 
 
 def foreign_headers() -> list[str]:

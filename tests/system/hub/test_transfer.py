@@ -13,7 +13,9 @@ import pytest
 from huggingface_hub import CommitOperationAdd
 
 from kernel_format.errors import HubError, VerificationError
+from tests.support.alternating_proxy import alternating_proxy
 from tests.support.builder_process import run_builder
+from tests.support.loopback import QuietHandler, served
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, write_kernel
 
@@ -35,6 +37,29 @@ def pair(start_hub: Callable[..., RunningHub], tmp_path: Path) -> tuple[RunningH
     inside, outside = start_hub(root=tmp_path / "inside"), start_hub(root=tmp_path / "outside")
     publish_kernel(outside, write_kernel(tmp_path / "one"))
     return inside, outside
+
+
+class Limited(QuietHandler):
+    """Asks to send each request again."""
+
+    def refuse(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send(429, Retry_After="0")
+
+    do_GET = do_HEAD = do_POST = do_PUT = refuse
+
+
+def test_limited_requests_are_sent_again(pair: tuple[RunningHub, RunningHub]) -> None:
+    inside, outside = pair
+    with (
+        served(Limited) as limit,
+        alternating_proxy([limit, outside.url], by_path=True) as origin,
+        alternating_proxy([limit, inside.url], by_path=True) as endpoint,
+    ):
+        command = ["hub", "import", KERNEL, "--from", origin, "--endpoint", endpoint]
+        done = run_builder(inside.environment, *command)
+    assert done.returncode == 0 and f"{KERNEL}: v1; 3 distinct files" in done.stdout, done.stderr
+    assert "cannot list its branches: the Hub limits the requests (status 429); repeated in 0 s" in done.stderr
 
 
 def test_an_import_from_a_hub_transfers_changes_only(pair: tuple[RunningHub, RunningHub], tmp_path: Path) -> None:

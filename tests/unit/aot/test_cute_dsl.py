@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,67 +66,11 @@ def test_types_have_the_layout_of_llvm(text: str, size: int, scalars: list[tuple
     assert scalars is None or list(kind.scalars()) == scalars
 
 
-CONFIGURATION = "!llvm.struct<(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32)>"
-
-
-def operation(
-    name: str, results: Any = (), operands: Any = (), successors: Any = (), **attributes: str
-) -> dict[str, Any]:
-    return {
-        "name": name,
-        "results": results,
-        "operands": operands,
-        "successors": successors,
-        "attributes": attributes,
-    }
-
-
 def launch(stream: str, shared: str) -> list[dict[str, Any]]:
     """Return a function with the arguments (tensor, stream), which launches one kernel."""
-    pointer, number = "!llvm.ptr", "i32"
-    first = [
-        operation("mlir.constant", [("1", number)], value="1 : i32"),
-        operation("mlir.constant", [("7", "i64")], value=f"{shared} : i64"),
-        operation("mlir.zero", [("0", pointer)]),
-        operation("alloca", [("2", pointer)], [("1", number)], elem_type=CONFIGURATION),
-        *(
-            operation(
-                "getelementptr",
-                [(name, pointer)],
-                [("2", pointer)],
-                elem_type=CONFIGURATION,
-                rawConstantIndices=indices,
-            )
-            for name, indices in (("3", "array<i32: 0, 2>"), ("4", "array<i32: 0, 3>"), ("5", "array<i32: 0, 0, 1>"))
-        ),
-        operation("store", operands=[("7", "i64"), ("3", pointer)]),
-        operation("store", operands=[(stream, pointer), ("4", pointer)]),
-        operation("extractvalue", [("6", number)], [("arg0", "!llvm.struct<(ptr, i32)>")], position="array<i64: 1>"),
-        operation("sdiv", [("8", number)], [("6", number), ("1", number)]),
-        operation("store", operands=[("8", number), ("5", pointer)]),
-        operation("icmp", [("9", "i1")], [("8", number), ("1", number)], predicate="2 : i64"),
-        operation(
-            "cond_br",
-            operands=[("9", "i1"), ("8", number)],
-            successors=[1, 2],
-            operandSegmentSizes="array<i32: 1, 1, 0>",
-        ),
-    ]
-    second = [operation("return", operands=[("10", number)])]
-    third = [
-        operation("mlir.addressof", [("11", pointer)], global_name="@kernels_k"),
-        operation("load", [("12", pointer)], [("11", pointer)]),
-        operation(
-            "call", [("13", number)], [("2", pointer), ("12", pointer), ("0", pointer)], callee="@_cudaLaunchKernelEx"
-        ),
-        operation("return", operands=[("13", number)]),
-    ]
-    arguments = [("arg0", "!llvm.struct<(ptr, i32)>"), ("arg1", pointer)]
-    return [
-        {"arguments": arguments, "operations": first},
-        {"arguments": [("10", number)], "operations": second},
-        {"arguments": [], "operations": third},
-    ]
+    text = Path(__file__).with_name("cute_host.json").read_text()
+    blocks: list[dict[str, Any]] = json.loads(text.replace("$STREAM", stream).replace("$SHARED", shared))
+    return blocks
 
 
 def test_host_code_is_translated() -> None:
@@ -142,11 +87,20 @@ def test_host_code_is_translated() -> None:
         assert f"  {line}\n" in host.text
 
 
+MALLOC = {
+    "name": "call",
+    "results": [("0", "i32")],
+    "operands": [],
+    "successors": [],
+    "attributes": {"callee": "@malloc"},
+}
+
+
 @pytest.mark.parametrize(
     ("blocks", "message"),
     [
         (launch("0", "0"), "a launch without the stream"),
-        ([{"arguments": [], "operations": [operation("call", [("0", "i32")], callee="@malloc")]}], "call @malloc"),
+        ([{"arguments": [], "operations": [MALLOC]}], "call @malloc"),
         ([{"arguments": [("arg0", "vector<4xi32>")], "operations": []}], "the type vector<4xi32>"),
     ],
 )

@@ -12,26 +12,7 @@ from click.testing import CliRunner, Result
 from kernel_builder.cli import main
 from kernel_builder.config.variant import this_platform
 
-BUILD_TOML = """\
-[general]
-name = "demo-kernel"
-version = 3
-license = "apache-2.0"
-backends = ["cpu", "cuda", "rocm"]
-
-[torch]
-src = ["binding.cpp"]
-
-[kernel.demo_cuda]
-backend = "cuda"
-depends = ["torch"]
-src = ["demo.cu"]
-
-[kernel.demo] # a comment
-backend = "cpu"
-depends = ["torch"]
-src = ["demo.cpp"]
-"""
+BUILD_TOML = Path(__file__).with_name("demo.toml").read_text()
 
 
 def in_edition_6(added: str, text: str = BUILD_TOML) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from kernel_builder import toml_file
 from kernel_builder.config.project import TorchFramework
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release
@@ -13,27 +15,13 @@ from kernel_builder.hub import card, project_sources
 from kernel_format.errors import ConfigError
 from tests.support.git import git
 
-MINIMAL = """\
-[general]
-name = "my-relu"
-version = 1
-edition = 5
-license = "apache-2.0"
-backends = ["cpu"]
-
-[torch]
-src = ["torch-ext/binding.cpp"]
-
-[kernel.relu]
-backend = "cpu"
-depends = ["torch"]
-src = ["relu.cpp"]
-"""
+MINIMAL = Path(__file__).with_name("minimal.toml").read_text()
+MISTAKES = toml_file.read(Path(__file__).with_name("mistakes.toml"))["mistake"]
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A project with all files that the texts above name, at a path with a space and an umlaut."""
+    """A project with all files that the tests' texts name, at a path with a space and an umlaut."""
     home = tmp_path / "my ünusual project"
     for name in (
         "relu.cpp",
@@ -82,36 +70,15 @@ def test_values_that_no_other_test_reads(home: Path) -> None:
     assert read.python_files == tuple((name, package / name) for name in names)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "where", "message", "hint"),
-    [
-        ('license = "', 'licence = "', "[general] licence", "unknown key", "did you mean `license`?"),
-        ("[torch]", "[torhc]", "[torhc]", "unknown key", "did you mean `torch`?"),
-        ('license = "apache-2.0"\n', "", "[general] license", "is missing", "add it"),
-        ('["relu.cpp"]', '"relu.cpp"', "[kernel.relu] src", "expected an array, got a string", "`src = [ … ]`"),
-        ('["relu.cpp"]', '["rleu.cpp"]', "[kernel.relu] src", "no file 'rleu.cpp' in the project", "relative to"),
-        ('["relu.cpp"]', '["kit/relu.cpp"]', "[kernel.relu] src", "", "kit is a symbolic link that leads nowhere, as"),
-        ('["relu.cpp"]', '["kit"]', "[kernel.relu] src", "", "link that leads nowhere, as after `cp -r`"),
-        ('["relu.cpp"]', '["lib/x/a.cpp"]', "[kernel.relu] src", "", "git submodule update --init lib/x"),
-        ("[torch]", '[torch]\ninclude = ["/usr"]', "[torch] include", "'/usr' is not a path inside", "relative to"),
-        ('["cpu"]', "[]", "[general] backends", "is an empty array", 'backends = ["cpu", "cuda"]'),
-        ('["cpu"]', '["cdua"]', "[general] backends", "'cdua' is not a backend", "did you mean `cuda`?"),
-        ('["cpu"]', '["mps"]', "[general] backends", "'mps' is not a backend", "did you mean `metal`?"),
-        ("[torch]", "[torch]\nminver = 2.10", "[torch] minver", "expected a string, got a number", "in quotes"),
-        ("[torch]", '[torch]\nminver = "2"\nmaxver = "1"', "[torch] minver", "no version is at least 2.0", "swap them"),
-        ("[torch]", "[torch-noarch]\n[torch]", "", "got torch and torch-noarch", "keep one"),
-        ('[torch]\nsrc = ["torch-ext/binding.cpp"]', "", "", "expected one framework table of [torch]", "add one of"),
-        ("version = 1", "version = ", "", "is not TOML: Invalid value (at line 3, column 11)", "correct the line"),
-    ],
-)
-def test_a_mistake_is_reported(home: Path, old: str, new: str, where: str, message: str, hint: str) -> None:
-    assert old in MINIMAL
+@pytest.mark.parametrize("entry", MISTAKES, ids=lambda entry: entry["message"] or entry["hint"])
+def test_a_mistake_is_reported(home: Path, entry: Mapping[str, str]) -> None:
+    assert entry["old"] in MINIMAL
     (home / "kit").symlink_to("../kit-that-was-not-copied")
     (home / ".gitmodules").write_text('[submodule "x"]\n\tpath = lib/x\n')
-    error = mistake(home, MINIMAL.replace(old, new, 1))
-    assert error.where == f"{home / 'build.toml'}: {where}".removesuffix(": ")
-    assert message in error.message
-    assert hint in str(error.hint)
+    error = mistake(home, MINIMAL.replace(entry["old"], entry["new"], 1))
+    assert error.where == f"{home / 'build.toml'}: {entry['where']}".removesuffix(": ")
+    assert entry["message"] in error.message
+    assert entry["hint"] in str(error.hint)
     assert error.exit_code == 2
 
 

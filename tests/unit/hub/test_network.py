@@ -28,7 +28,7 @@ class Page(QuietHandler):
     """Answers with a page, and below /limited with the request to wait."""
 
     def do_GET(self) -> None:
-        self.send(429 if self.path.startswith("/limited") else 200, b"log in", Retry_After="7")
+        self.send(429 if self.path.startswith("/limited") else 200, b"log in", Retry_After="900")
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("path", "token", "proxy", "message", "hint"),
     [
         ("", None, "", "login page of a network", "HF_ENDPOINT"),
-        ("/limited", None, "", "limits the requests", "wait 7 seconds"),
+        ("/limited", None, "", "limits the requests", "wait 900 seconds"),
         ("", "hf_\xe4", "", "characters other than ASCII", "hf auth login"),
         ("", None, "http://me:secret@127.0.0.1:9", "through the proxy http://127.0.0.1:9 (HTTP_PROXY", "HF_ENDPOINT"),
     ],
@@ -61,6 +61,11 @@ def test_a_request_to_a_hub_names_the_cause_of_its_failure(
         RemoteRepository("org/kernel", endpoint=address, token=token or False).branches()
     assert message in caught.value.message and hint in str(caught.value.hint)
     assert "secret" not in str(caught.value)
+
+
+def test_a_hub_below_a_path_is_not_written_to() -> None:
+    with pytest.raises(HubError, match="below the path /mirror can be read only"):
+        RemoteRepository("org/kernel", endpoint="http://127.0.0.1:9/mirror", token="hf_a").require_write()
 
 
 def test_an_index_is_not_used_where_pip_may_not(monkeypatch: pytest.MonkeyPatch) -> None:

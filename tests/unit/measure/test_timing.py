@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kernel_builder.measure.accuracy import deviation, fault
-from kernel_builder.measure.results import estimate
+from kernel_builder.measure.results import Deviation, estimate
 from kernel_builder.measure.timing import MOST_SETS, CpuClock, CudaClock, interleaved, sets_needed
 
 
@@ -72,6 +72,14 @@ def test_correct_rounding_is_at_most_half_an_ulp(dtype: torch.dtype) -> None:
     measured = deviation(exact.to(dtype), exact)
     assert 0 < measured.relative < torch.finfo(dtype).eps and 0.2 < measured.ulps <= 0.5
     assert fault([measured], [measured], 1.1) is None
+
+
+def test_results_are_wrong_beyond_the_rounding_of_float32() -> None:
+    eager = Deviation(2.5e-8, 0.3)
+    assert fault([Deviation(5.2e-8, 0.8)], [eager], 1.1) is None
+    message = "its error is 1e-07 relative to its norm, and 8.7e-08 is allowed (eager PyTorch: 2.5e-08)"
+    assert fault([Deviation(1e-7, 0.8)], [eager], 1.1) == message
+    assert fault([Deviation(5.2e-8, 0.9)], [eager], 1.1) is not None
 
 
 def test_wrong_shapes_and_infinities_deviate_infinitely() -> None:

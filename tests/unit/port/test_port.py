@@ -239,10 +239,11 @@ def strings(value: Any) -> Iterator[str]:
 
 
 STRANGE = """
-flags = ["-O3", "-fopenmp", f"-I{here}/inc", "-I/home/me/lib", "-ObjC++", "-Wall", "-L/opt", "-lfoo", "-Wl,-z,now"]
+flags = ["-O3", "-std=c++17", "-fopenmp", f"-I{here}/inc", "-I/home/me/lib", "-ObjC++", "-Wall", "-L/opt", "-lfoo"]
+flags += ["-Wl,-z,now"]
 nvcc = ["-Xptxas", "-v", "-shared", "-gencode", "arch=compute_80,code=[sm_80,compute_80]", "--threads", "4"]
 setup(
-    name="svox2",
+    name="svox2", include_dirs=["common"], libraries=[("z", {"sources": ["z.c"]})],
     install_requires=["torch", "einops", "apache-tvm-ffi>=0.1"],
     ext_modules=[
         CE(
@@ -258,7 +259,7 @@ setup(
 def test_no_argument_is_lost(tmp_path: Path) -> None:
     """Each recorded argument is in build.toml or in the output, and a build accepts the file."""
     (tmp_path / "setup.py").write_text(f"{HEAD}here = os.path.dirname(os.path.abspath(__file__)){STRANGE}")
-    for name in ("inc", "lib"):
+    for name in ("inc", "lib", "common"):
         (tmp_path / name).mkdir()
     for name in ("b.mm", "part.cpp"):
         (tmp_path / name).touch()
@@ -279,11 +280,14 @@ def test_no_argument_is_lost(tmp_path: Path) -> None:
     read = read_project(tmp_path)
     assert (read.name, read.python_depends) == ("svox2", ("einops", "tvm-ffi"))
     (kernel,) = read.kernels
-    assert (kernel.src, kernel.include) == (("a.cu",), ("inc",)), "an included source is not compiled by itself"
+    assert "libraries of setup(): [('z', {'sources': ['z.c']})]" in shown
+    assert (kernel.src, kernel.include) == (("a.cu",), ("common", "inc")), (
+        "an included source is not compiled by itself"
+    )
     assert kernel.cxx_flags == ("-DONE", "-UNDEBUG", "-fopenmp", "-Wall")
     assert (kernel.cuda_flags, kernel.cuda_capabilities) == (("-DONE", "-UNDEBUG", "-Xptxas", "-v"), ("8.0+PTX",))
     assert sorted(entry["line"] for entry in report["rewrites"]) == [1, 2, 3, 4, 5], "each once"
-    for start in ("lib is a git submodule, and empty", "include registration.h"):
+    for start in ("lib is a git submodule, and empty", "include registration.h", 'add stable-abi = "2.10"'):
         assert any(note.startswith(start) for note in report["notes"]), start
     assert CliRunner().invoke(main, ["check-config", str(tmp_path)]).exit_code == 0
 

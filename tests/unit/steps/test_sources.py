@@ -141,6 +141,29 @@ def test_headers_of_has_include_are_listed_unless_the_project_has_them(project: 
     assert ("png.h" in scan(project, "b.cpp", ["."]).asked) == ("_next" in text)
     (project / "b.cpp").write_text('#define NAME "png.h"')
     assert scan(project, "b.cpp").asked == ()
+    (project / "lib" / "b.cpp").write_text('#if __has_include("two.h") || __has_embed("../../x")')
+    assert scan(project, "lib/b.cpp").asked == ("../../x",)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('#define OTHER "/etc/passwd"\n#embed OTHER', "embeds a file"),
+        ('%:embed "../../../etc/passwd"', "embeds a file"),
+        ("#embed <passwd>", "embeds a file"),
+        ('#if 0\n#include "one.h.gch"\n#endif', "is a precompiled header"),
+        ('#include "one.h.gch/any"', "is a precompiled header"),
+    ],
+)
+def test_files_that_no_reader_of_the_project_sees_are_refused(project: Path, text: str, message: str) -> None:
+    precompiled = project / "lib" / "one.h.gch"
+    if "any" in text:
+        precompiled.mkdir()
+        precompiled /= "any"
+    precompiled.write_bytes(b"gpch\0")
+    (project / "lib/two.h").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        scan(project, "a.cpp", ["lib"])
 
 
 def test_torch_is_seen_through_the_projects_own_headers(project: Path) -> None:

@@ -22,7 +22,7 @@ ${arguments}
 
 
 def expected(name, *arguments):
-    return getattr(kernel, name)(*arguments)  # Not written yet: the formula, in PyTorch
+    pytest.skip(f"Not written yet: the formula of {name}, in PyTorch")
 
 
 def assert_same(actual, expected):
@@ -45,4 +45,4 @@ def test_result(name):
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_opcheck(name):
     utils = ("test_schema", "test_faketensor") if name in kernel.op.FAKES else ("test_schema",)
-    torch.library.opcheck(getattr(kernel, name), copy.deepcopy(ARGUMENTS[name]), test_utils=utils)
+    torch.library.opcheck(getattr(kernel, name), tuple(copy.deepcopy(ARGUMENTS[name])), test_utils=utils)

@@ -9,6 +9,9 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+# A label for each method that a client invents would fill the memory.
+_METHODS = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"}
+
 
 class Metrics:
     """Counts the requests, bytes and times of one server, and measures the storage of the Hub in `root`."""
@@ -41,6 +44,7 @@ class Metrics:
 
     def request_ended(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request that was answered."""
+        method = method if method in _METHODS else "other"
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(method, route).observe(seconds)
 

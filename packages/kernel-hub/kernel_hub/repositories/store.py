@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pygit2
@@ -14,7 +15,7 @@ from kernel_hub.git.repository import GitRepository
 from kernel_hub.refusals import conflict, no_repository
 from kernel_hub.repositories.index import RepositoryIndex
 from kernel_hub.storage.disk import private_directory, sync_filesystem
-from kernel_hub.storage.locks import remove_repository_lock, repository_lock
+from kernel_hub.storage.locks import exclusive_lock, remove_repository_lock, repository_lock
 
 
 class RepositoryStore:
@@ -56,10 +57,14 @@ class RepositoryStore:
                     if not path.name.startswith("."):
                         yield f"{organization.name}/{path.name.removesuffix('.git')}"
 
-    def _check_case(self, repo_id: str, besides: str = "") -> None:
-        """Refuse a name that some file systems of clients take for another repository's."""
-        if (twin := self._index.twin(repo_id)) and twin != besides:
-            raise conflict(f"{repo_id} would differ from {twin} in case only")
+    @contextmanager
+    def _naming(self, repo_id: str, besides: str = "") -> Iterator[None]:
+        """Refuse a name that some file systems of clients take for another repository's; keep it from others."""
+        with exclusive_lock(self.root / ".names.lock", "the names of repositories"):
+            if (twin := self._index.twin(repo_id)) and twin != besides:
+                raise conflict(f"{repo_id} would differ from {twin} in case only")
+            with self._index.changing(repo_id):
+                yield
 
     def create(self, repo_id: str, *, private: bool, author: str) -> None:
         """Create a repository, whole or not at all."""
@@ -67,14 +72,13 @@ class RepositoryStore:
         existing = conflict(f"You already created this kernel repo: {repo_id} exists")
         if path.is_dir():
             raise existing
-        self._check_case(repo_id)
         path.parent.mkdir(exist_ok=True)
         sync_filesystem(self.root)
         staging = path.parent / f".new-{uuid.uuid4().hex}"
         try:
             private_directory(staging)
             GitRepository.create(repo_id, staging, private=private, author=author)
-            with self._index.changing(repo_id):
+            with self._naming(repo_id):
                 try:
                     staging.rename(path)
                 except OSError:
@@ -100,10 +104,9 @@ class RepositoryStore:
     def move(self, source: str, target: str) -> None:
         """Rename a repository."""
         old, new = self._path(source), self._path(target)
-        self._check_case(target, besides=source)
         new.parent.mkdir(exist_ok=True)
         self.open(source)
-        with repository_lock(old, source), self._index.changing(source), self._index.changing(target):
+        with repository_lock(old, source), self._index.changing(source), self._naming(target, besides=source):
             if new.exists():
                 raise conflict(f"{target} exists")
             try:

@@ -12,6 +12,7 @@ from anyio import to_thread
 from fastapi import APIRouter, Request
 from pydantic import Field
 
+from kernel_format.tree_digest import is_bytecode
 from kernel_hub import names
 from kernel_hub.git.ignore import ignored
 from kernel_hub.git.objects import FileChange, LargeFile, read_pointer
@@ -229,7 +230,7 @@ class _Upload:
         if key in {"deletedFile", "deletedFolder", "deletedEntry"}:
             self.changes.append(FileChange(names.path(path.rstrip("/")), is_folder=key == "deletedFolder"))
             return
-        if names.path(path).endswith((".pyc", ".pyo")) or "__pycache__" in path.split("/"):
+        if is_bytecode(names.path(path)):
             raise bad_request(f"{path} is bytecode, which Python runs in place of a source: delete it")
         if key == "lfsFile":
             large = self._stored(path, value.get("oid"), value.get("size"))

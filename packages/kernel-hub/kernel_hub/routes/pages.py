@@ -234,7 +234,8 @@ def _resolved(attribute: str, value: str, base: str) -> str:
     except ValueError:  # such as //[x
         return ""
     if parts.path and not parts.scheme and not parts.netloc and not value.startswith("/"):
-        return base + posixpath.normpath(f"/{value}").lstrip("/")  # `..` does not lead out of the repository's root
+        path = unquote(parts.path).replace("\\", "/")  # as browsers do; `..` does not lead out of the repository's root
+        return base + parts._replace(path=quote(posixpath.normpath(f"/{path}").lstrip("/"))).geturl()
     return value if attribute == "href" else ""
 
 

@@ -81,6 +81,7 @@ class Arena(ArenaView):
     def __init__(self, device: str, size: int) -> None:
         self.size = _CPU_BYTES if device == "cpu" else size
         self.end = 0
+        self._largest_end = 0
         self._descriptor: int | None = None
         if device == "cpu":
             self._descriptor = os.memfd_create("arena")
@@ -96,6 +97,12 @@ class Arena(ArenaView):
     def descriptors(self) -> tuple[int, ...]:
         """The file descriptors that a worker must inherit."""
         return () if self._descriptor is None else (self._descriptor,)
+
+    def excess(self) -> int:
+        """Return the bytes of memory beyond all tensors so far: a worker can write anywhere in an arena on the CPU."""
+        if self._descriptor is None:
+            return 0
+        return max(0, os.fstat(self._descriptor).st_blocks * 512 - self._largest_end)
 
     def close(self) -> None:
         """Free the memory, once no tensor of it is in use."""
@@ -123,6 +130,7 @@ class Arena(ArenaView):
         slot = Slot(self.end, tuple(shape), tuple(stride), str(dtype).removeprefix("torch."))
         used = _extent(slot.shape, slot.stride) * dtype.itemsize
         self.end = -(-(self.end + used) // _ALIGNMENT) * _ALIGNMENT
+        self._largest_end = max(self._largest_end, self.end)
         return slot
 
 

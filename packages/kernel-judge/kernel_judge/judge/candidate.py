@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from kernel_builder.api import build_for_device, in_work_tree, require_built
-from kernel_format.errors import ConfigError
+from kernel_format.errors import ConfigError, KernelBuilderError
+from kernel_format.files import temporary_directory
 from kernel_judge.judge.candidate_files import candidate_digest, copy_candidate, files_of, ignored
 from kernel_tasks import Files, Task
 from kernel_tasks.task import CANDIDATE, write_files
@@ -36,7 +39,7 @@ _CASTS = ("bfloat16", "float16", ".half()", "float8", "allow_tf32", "set_float32
 class Candidate:
     """Code that claims to solve a task."""
 
-    path: Path  # the file or directory that the user named
+    path: Path  # the file or directory, of which nothing else writes
     file: Path  # the Python file that defines `ModelNew`
     digest: str
     is_project: bool
@@ -52,15 +55,10 @@ class Candidate:
             return directory / CANDIDATE
         if not self.is_project:
             return Path(shutil.copy(self.file, directory))
-        copy = directory / self.path.resolve().name
+        copy = directory / self.path.name
+        copy_candidate(self.path, copy)
         if is_built:
             require_built(self.path, device)
-        copy_candidate(self.path.resolve(), copy)
-        for link in self.path.rglob("*"):
-            name = link.relative_to(self.path)
-            if link.is_symlink() and in_work_tree(self.path.resolve(), link) and not ignored("", name.parts):
-                copy_candidate(link.resolve(), copy / name)
-        if is_built:
             shutil.copytree(self.path / "build", copy / "build", symlinks=True)
         else:
             capability = () if device == "cpu" else (".".join(map(str, torch.cuda.get_device_capability())),)
@@ -78,6 +76,45 @@ class Candidate:
         if dtype == "float32" and (casts := [name for name in _CASTS if name in text]):
             sentences.append(f"Its source names a lower precision: {', '.join(casts)}.")
         return sentences
+
+
+@contextmanager
+def frozen(candidate: Path, task: Task, *, with_build: bool = False) -> Iterator[Path]:
+    """Yield a copy of a candidate: the judgement, the digest and the signature are of the same files.
+
+    It has no links: files of the same git work tree are copied in their places, and others are left out. Errors name
+    the original.
+
+    Raises:
+        ConfigError: If there is no candidate, or a file of it cannot be copied.
+    """
+    if not candidate.exists():
+        hint = "name a file or a directory"
+        raise ConfigError("does not exist; expected a candidate", where=str(candidate), hint=hint)
+    real = candidate.resolve()
+    with temporary_directory() as directory:
+        copy = directory / real.name
+        try:
+            several = task.candidate_sources(real) if real.is_file() else {}
+            for name, file in several.items():
+                (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                copy_candidate(file, copy / name)
+            if not several:
+                copy_candidate(real, copy)
+            for link in real.rglob("*"):
+                inside = link.relative_to(real)
+                if link.is_symlink() and in_work_tree(real, link) and not ignored("", inside.parts):
+                    copy_candidate(link.resolve(), copy / inside)
+            if with_build and (real / "build").is_dir():
+                shutil.copytree(real / "build", copy / "build", symlinks=True)
+        except OSError as error:
+            hint = "it consists of regular files that the user may read"
+            raise ConfigError(f"cannot be copied: {error}", where=str(candidate), hint=hint) from error
+        try:
+            yield copy
+        except KernelBuilderError as error:
+            error.where = error.where and error.where.replace(str(copy), str(candidate))
+            raise
 
 
 def read_candidate(path: Path, task: Task) -> Candidate:
@@ -101,8 +138,6 @@ def read_candidate(path: Path, task: Task) -> Candidate:
                 hint=f"write candidate.py with a torch.nn.Module named {MODEL} that loads the kernel beside it",
             )
         return Candidate(path, files[0], candidate_digest(path), is_project=True)
-    if not path.is_file():
-        raise ConfigError("does not exist; expected a candidate", where=str(path), hint="name a file or a directory")
     return Candidate(path, path, candidate_digest(path), is_project=False)
 
 

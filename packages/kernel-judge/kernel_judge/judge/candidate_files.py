@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -26,6 +27,8 @@ def copy_candidate(source: Path, target: Path) -> None:
         OSError: If a file cannot be copied, or becomes a link or a directory meanwhile.
     """
     remove_tree(target)
+    if source.parent.resolve() != source.parent.absolute():
+        raise OSError(errno.ELOOP, "is behind a symbolic link", str(source))
     if source.is_symlink() or not source.is_dir():
         _copy_file(source, target)
         return
@@ -41,6 +44,8 @@ def copy_candidate(source: Path, target: Path) -> None:
 def _copy_file(name: str | Path, target: Path, directory: int | None = None) -> None:
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
     with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "is no regular file", str(name))
         with target.open("xb") as copy:
             shutil.copyfileobj(file, copy)
         target.chmod(os.fstat(descriptor).st_mode & 0o777)

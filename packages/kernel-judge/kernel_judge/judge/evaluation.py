@@ -17,8 +17,15 @@ class Placeholder(NamedTuple):
     number: int
 
 
+# The names of a worker's failures; a candidate that forges an answer cannot add one.
+FAILURES = (
+    "forged-answer", "missing-parameter", "no-gradient", "no-model", "not-a-tensor", "patched", "raised", "wrong-dtype",
+    "wrong-shape",
+)  # fmt: skip
+
+
 class ResultError(Exception):
-    """A model or a result that cannot be judged. `kind` is the name under which the judge rejects it."""
+    """A model or a result that cannot be judged. `kind` is one of FAILURES, under which the judge rejects it."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)

@@ -21,7 +21,7 @@ from kernel_format.errors import (
     VariantError,
 )
 from kernel_format.files import temporary_directory
-from kernel_judge.judge.candidate import MODEL, Candidate, read_candidate
+from kernel_judge.judge.candidate import MODEL, Candidate, frozen, read_candidate
 from kernel_judge.judge.gpu_memory import is_exhausted, taken_by_others
 from kernel_judge.judge.peer_workers import COMPILED, PeerWorkers
 from kernel_judge.judge.reference import Reference
@@ -87,9 +87,13 @@ def judge(request: JudgeRequest, notify: Notify = lambda message: None) -> Verdi
         ConfigError: If the task or the candidate cannot be read, or the reference cannot be run.
         MeasureError: If a process of the judge's own fails.
     """
-    started = time.monotonic()
     task = read_task(request.task)
-    candidate = read_candidate(request.candidate, task)
+    with frozen(request.candidate, task, with_build=request.is_built) as path:
+        return _judge(request, task, read_candidate(path, task), notify)
+
+
+def _judge(request: JudgeRequest, task: Task, candidate: Candidate, notify: Notify) -> Verdict:
+    started = time.monotonic()
     device = request.device or task.settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
     choice = random.Random(secrets.randbits(64) if request.seed is None else request.seed)
     kind = request.sandbox or sandbox.strongest()

@@ -25,6 +25,7 @@ import kernel_tasks
 from kernel_builder import api
 from kernel_format.files import temporary_directory
 from kernel_judge.judge.arena import Arena
+from kernel_judge.judge.evaluation import FAILURES
 from kernel_judge.judge.process_tree import (
     descendants,
     disk_bytes,
@@ -150,7 +151,7 @@ class WorkerProcess(ExitStack):
             raise WorkerFailure("died", self._death()) from None
         except ValueError:
             raise WorkerFailure("forged-answer", "it writes into the judge's connection") from None
-        known = isinstance(answer, dict) and ("value" in answer or isinstance(answer.get("failed"), str))
+        known = isinstance(answer, dict) and ("value" in answer or answer.get("failed") in FAILURES)
         if not known or answer.get("token") != self._tokens.popleft():
             raise WorkerFailure("forged-answer", "it writes into the judge's connection")
         if "failed" in answer:
@@ -169,6 +170,7 @@ class WorkerProcess(ExitStack):
         memory = memory_bytes(processes, MOST_MEMORY) if len(processes) <= MOST_PROCESSES else 0
         arenas = [*self.inputs.descriptors, *self.outputs.descriptors]
         files = disk_bytes(self.scratch) + nameless_bytes(processes, arenas)
+        files += self.inputs.excess() + self.outputs.excess()
         for name, used, most, unit in (
             ("processes", len(processes), MOST_PROCESSES, 1),
             ("GB of memory", memory, MOST_MEMORY, 1e9),

@@ -21,6 +21,7 @@ from kernel_format.errors import ConfigError
 from kernel_format.files import temporary_directory
 from kernel_format.signatures import PrivateKey, Signers, is_signed_by, key_bundle
 from kernel_format.untrusted_paths import UnsafePath, checked_tree
+from kernel_judge.judge.candidate import frozen
 from kernel_judge.judge.candidate_files import candidate_digest, files_of
 from kernel_judge.judge.verdict import Verdict
 from kernel_tasks import read_task
@@ -64,7 +65,12 @@ class Result:
 
 def signed_result(verdict: Verdict, candidate: Path, task: Path, key: PrivateKey) -> str:
     """Return a verdict with the candidate and the task as a signed JSON object on one line."""
-    content = {"verdict": verdict.as_dict(), "candidate": texts_of(candidate), "task": texts_of_task(task)}
+    with frozen(candidate, read_task(task)) as copy:
+        texts = texts_of(copy)
+        if candidate_digest(copy) != verdict.candidate_digest:
+            hint = "judge it again"
+            raise ConfigError("is not the candidate that was judged", where=str(candidate), hint=hint)
+    content = {"verdict": verdict.as_dict(), "candidate": texts, "task": texts_of_task(task)}
     return json.dumps({**content, "signature": json.loads(key_bundle(_canonical(content), key))})
 
 

@@ -151,6 +151,14 @@ def test_a_users_key_signs_without_a_network(hub: RunningHub, doubling: Path, tm
         found = verify(f"{copied}@{branch}", endpoint=hub.url, signers=[f"{key}.pub"]).variants
         assert {v.signature for v in found if v.variant == variant} == {f"valid for another place: {REPO} v1 {CPU}"}
     api.delete_branch(REPO, branch="v2", repo_type="kernel")
+    api.create_branch(REPO, branch="v2", revision="v1", repo_type="kernel")  # an old version as the newest
+    of = {name: verify(name, endpoint=hub.url, signers=[f"{key}.pub"]) for name in (REPO, f"{REPO}@v2", f"{REPO}@v1")}
+    (commit,) = {result.revision for result in of.values()}
+    for name in (REPO, f"{REPO}@v2", f"{REPO}@{commit}"):
+        found = verify(name, endpoint=hub.url, signers=[f"{key}.pub"]).variants
+        assert all(verdict.signature.startswith("valid for another place") for verdict in found)
+    assert of[f"{REPO}@v1"].ok
+    api.delete_branch(REPO, branch="v2", repo_type="kernel")
     without_key = verify(REPO, endpoint=hub.url)
     assert verdicts() == {"not verified: by a key; name the signer's public key with --signer"}
     assert (without_key.ok, without_key.is_verified, without_key.as_dict()["ok"]) == (True, False, False)

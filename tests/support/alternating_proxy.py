@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import http.client
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,12 +16,12 @@ _OF_ONE_CONNECTION = {"connection", "keep-alive", "transfer-encoding"}
 
 
 @contextmanager
-def alternating_proxy(urls: Sequence[str], certificate: Path | None = None) -> Iterator[str]:
+def alternating_proxy(urls: Sequence[str], certificate: Path | None = None, *, by_path: bool = False) -> Iterator[str]:
     """Run the proxy in the context, with TLS if there is a certificate, and yield its address.
 
-    A server that refuses connections is left out.
+    A server that refuses connections is left out. With `by_path`, each path has its own order of servers.
     """
-    requests = count()
+    requests: Counter[str] = Counter()
 
     class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
@@ -33,7 +33,9 @@ def alternating_proxy(urls: Sequence[str], certificate: Path | None = None) -> I
                     body += self.rfile.read(size)
                     self.rfile.readline()
                 self.rfile.readline()
-            first = next(requests)
+            key = f"{self.command} {self.path}" if by_path else ""
+            first = requests[key]
+            requests[key] += 1
             for attempt in range(len(urls)):
                 server = urlsplit(urls[(first + attempt) % len(urls)])
                 connection = http.client.HTTPConnection(str(server.hostname), server.port)
