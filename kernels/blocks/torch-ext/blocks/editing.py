@@ -129,7 +129,7 @@ def _returns_its_argument(node: Node) -> bool:
     if name == "cast" and dtype_of(node) == dtype_of(node.args[0]):
         # `copy` and a memory format make a new tensor.
         return not {"copy", "memory_format"} & {*node.kwargs} and True not in node.args
-    index = node.args[1] if name == "getitem" and is_tensor(node.args[0]) else ()
+    index: Any = node.args[1] if name == "getitem" and is_tensor(node.args[0]) else ()
     if isinstance(index, tuple) and len(index) == 2 and index[0] is Ellipsis and type(index[1]) is slice:
         size, full = shape_of(node)[-1], shape_of(node.args[0])[-1]
         return type(size) is type(full) is int and size == full  # a comparison would bind a symbolic size
