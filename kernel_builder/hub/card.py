@@ -81,7 +81,7 @@ def _api(api: Api) -> str:
     lines = ["## API"]
     for name, member in sorted(api.members.items()):
         if member.kind == "function":
-            shown = f"{name}{member.signature}"
+            shown = member.signature
         elif member.kind in ("class", "module"):
             shown = f"{member.kind} {name}"
         else:

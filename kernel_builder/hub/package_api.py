@@ -31,7 +31,7 @@ class ApiMember:
         kind: The kind of the object.
         call: A function's parameters with their names, kinds and defaults, without types: a type can have several
             spellings.
-        signature: A function's parameters and result for people, with types.
+        signature: A function's name, parameters and result for people, with types.
         documentation: Its docstring.
     """
 
@@ -132,7 +132,8 @@ def _members(owner: griffe.Module | griffe.Class, prefix: str) -> Iterator[tuple
                 *(griffe.Parameter(p.name, kind=p.kind, default=p.default) for p in target.parameters)
             )
             call = griffe.Function("", parameters=bare).signature()
-            yield f"{prefix}{name}", ApiMember("function", call, target.signature(return_type=True, name=""), docs)
+            signature = target.signature(return_type=True, name=f"{prefix}{name}")
+            yield f"{prefix}{name}", ApiMember("function", call, signature, docs)
         elif isinstance(target, (griffe.Module, griffe.Class)):
             yield f"{prefix}{name}", ApiMember("module" if isinstance(target, griffe.Module) else "class", "", "", docs)
             yield from _members(target, f"{prefix}{name}.")

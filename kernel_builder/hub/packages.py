@@ -169,7 +169,7 @@ def _check_agreement(project: Project, packages: Mapping[str, HubPackage], again
         ):
             if actual != expected:
                 raise PackageError(
-                    f"`{key}` is {actual!r}, and in build.toml {expected!r}",
+                    f"`{key}` is {actual!r}; expected {expected!r}, as in build.toml or by --owner",
                     where=str(package.directory / "metadata.json"),
                     hint=again,
                 )

@@ -58,6 +58,7 @@ def test_tokens_and_private_repositories(start_hub: Callable[..., RunningHub], t
     settings, known = f"{hub.url}/api/kernels/ours/open/settings", {"Authorization": f"Bearer {writer}"}
     for private in (True, False):  # the clients refuse this for kernels by themselves
         assert requests.put(settings, json={"private": private}, headers=known).ok
+        assert requests.put(settings, json={"private": "yes"}, headers=known).status_code == 400
         assert hub.api(None).repo_exists("ours/open", repo_type="kernel") is not private
 
     for token, message in ((reader, "may only read ours"), (other, "no write scope for ours"), (None, "needs a token")):
@@ -218,6 +219,8 @@ def test_the_root_is_readable_by_its_user_only(tmp_path: Path, umask: int) -> No
     paths = (hub.root, *hub.root.rglob("*"))
     modes = {path.relative_to(hub.root).as_posix(): path.stat().st_mode & 0o777 for path in paths}
     assert {modes[name] for name in ("index.sqlite", "secret")} == {0o600}
+    with pytest.raises(ConfigError, match="cannot be created: Not a directory"):
+        Hub(Settings(hub.root / "index.sqlite/hub"))
     private = ("repositories", "repositories/a/oneFalse.git", "repositories/a/oneTrue.git", "large", ".")
     assert {modes[name] for name in (*private, "incoming")} == {0o700}
 

@@ -14,12 +14,8 @@ from tests.support.places import PROJECTS
 
 HERE = Path(__file__).parent
 CPU = "cpu"
-# The constructors' statements by task.
-STATES = {
-    "softmax": "self.weight = torch.nn.Parameter(torch.ones(columns))",
-    "trained": "self.weight = torch.nn.Parameter(torch.rand(columns))",
-    "layer_norm": "self.norm = torch.nn.LayerNorm(columns)",
-}
+SMALL_TASKS = toml_file.read(HERE / "small_tasks.toml")
+STATES, TASKS = SMALL_TASKS["state"], SMALL_TASKS["task"]
 TASK = """import torch
 
 {sizes}
@@ -40,18 +36,6 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-SIZES, RANDN = "rows = 24\ncolumns = 80\n", "torch.randn(rows, columns)"
-TASKS = {
-    "rectified": {
-        "sizes": "", "inputs": "torch.rand(48, 100)", "state": "pass",
-        "body": "torch.relu(x) + x.amax(-1, keepdim=True)",
-    },
-    "layer_norm": {"sizes": SIZES, "inputs": RANDN, "state": STATES["layer_norm"], "body": "self.norm(x)"},
-    "row_mean": {
-        "sizes": SIZES, "inputs": RANDN, "state": "pass", "body": "x.mean(-1, keepdim=True).expand_as(x).contiguous()",
-    },
-    "dropped": {"sizes": SIZES, "inputs": RANDN, "state": "pass", "body": "torch.nn.functional.dropout(x, 0.25)"},
-}  # fmt: skip
 PROJECT_CANDIDATE = """
 from pathlib import Path
 
@@ -116,6 +100,11 @@ def read_samples(file: str) -> tuple[dict[str, Sample], dict[str, Sample]]:
     table = toml_file.read(HERE / file)
     cheats, honest = ({name: Sample(**keys) for name, keys in table[kind].items()} for kind in ("cheat", "honest"))
     return cheats, honest
+
+
+# Cheats and honest candidates: for any device, and for GPUs.
+CHEATS, HONEST = read_samples("cpu_samples.toml")
+GPU_CHEATS, GPU_HONEST = read_samples("gpu_samples.toml")
 
 
 def quick(sample: Sample, directory: Path, **more: Any) -> JudgeRequest:

@@ -6,11 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cpu_samples
-import gpu_samples
 import pytest
 import torch
-from judge_samples import CPU, HERE, Sample, quick, scale_project
+from judge_samples import CHEATS, CPU, GPU_CHEATS, GPU_HONEST, HERE, HONEST, Sample, quick, scale_project
 
 from kernel_judge.judge.judgement import JudgeRequest, judge
 
@@ -27,15 +25,15 @@ def judged(for_any: dict[str, Sample], for_gpus: dict[str, Sample]) -> list[obje
     return [*alone, *(pytest.param(name, sample, "cuda", id=f"{name}, GPU", marks=gpu) for name, sample in on_gpu)]
 
 
-@pytest.mark.parametrize(("name", "sample", "device"), judged(cpu_samples.CHEATS, gpu_samples.CHEATS))
+@pytest.mark.parametrize(("name", "sample", "device"), judged(CHEATS, GPU_CHEATS))
 def test_a_cheat_is_rejected_by_its_name(name: str, sample: Sample, device: str, tmp_path: Path) -> None:
     verdict = judge(quick(sample, tmp_path, device=device))
     assert verdict.verdict == "wrong" and verdict.reason and not verdict.speed, verdict
-    if device == "cpu" or name in gpu_samples.CHEATS:
+    if device == "cpu" or name in GPU_CHEATS:
         assert verdict.rejected_as == sample.rejected_as, verdict.reason
 
 
-@pytest.mark.parametrize(("name", "sample", "device"), judged(cpu_samples.HONEST, gpu_samples.HONEST))
+@pytest.mark.parametrize(("name", "sample", "device"), judged(HONEST, GPU_HONEST))
 def test_an_honest_candidate_is_right(name: str, sample: Sample, device: str, tmp_path: Path) -> None:
     verdict = judge(quick(sample, tmp_path, device=device))
     assert verdict.is_right, (verdict.rejected_as, verdict.reason)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from cpu_samples import CHEATS, HONEST
-from judge_samples import HERE, PROJECT_CANDIDATE, scale_project
+from judge_samples import CHEATS, HERE, HONEST, PROJECT_CANDIDATE, scale_project
 
 from kernel_builder.api import build_for_device
 from kernel_builder.cli import main
@@ -48,10 +47,7 @@ def test_unreadable_arguments_exit_with_2(tmp_path: Path) -> None:
         ((right, "--task", tmp_path / "none.py"), "does not exist"),
         ((tmp_path / "none.py", "--task", SOFTMAX), "does not exist; expected a candidate"),
         ((HERE / "tasks", "--task", SOFTMAX), "has no build.toml"),
-        (
-            (right, "--task", SOFTMAX, "--against", "eager,jax"),
-            "'jax' is not a peer; expected names",
-        ),
+        ((right, "--task", SOFTMAX, "--against", "eager,jax"), "'jax' is not a peer; expected names"),
     ):
         done = run(*arguments)
         assert done.exit_code == 2 and words in done.stderr, done.stderr

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cpu_samples import CHEATS, HONEST
-from judge_samples import HERE, TASK, Sample
+from judge_samples import CHEATS, HERE, HONEST, TASK, Sample
 
 from kernel_builder import toml_file
 from kernel_judge.judge.judgement import JudgeRequest, judge, prepare_references

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder import toml_file
 from kernel_builder.checks import ProbeProcess, run
 from kernel_builder.config.variant import this_platform
 from tests.support.sample_package import STABLE_CPU, STABLE_CUDA, Compile, Make, findings, identity
@@ -87,25 +88,7 @@ __attribute__((visibility("default"))) void caller() {{
 __asm__(".text\\n.globl target\\ntarget: .quad target\\n");
 """
 FLAGS = ("-Wl,--no-as-needed", "-l:libforeign.so.3", "-l:libtorch_cuda.so", "-Wl,-rpath,/opt/lib", "-DNO_MODULE")
-FAULTS = {
-    "has the run path '/opt/lib' (DT_RUNPATH)": "run-path",
-    "calls abort, which can end the user's process": "process-end",
-    "needs arc4random@GLIBC_2.36; manylinux_2_28 has GLIBC up to 2.28": "manylinux",
-    "needs std::from_chars(char const*, char const*, double&, std::chars_format)@GLIBCXX_3.4.29": "manylinux",
-    "uses _PyObject_GetState, which is not part of Python's": "python-abi",
-    "uses PyObject_GetBuffer, in the limited API since Python 3.11": "python-abi",
-    "exports no module initializer; `import` looks for PyInit__demo_kernel_cpu_1": "python-abi",
-    "uses c10::Scalar::Scalar(int), which is not part of Torch's stable ABI": "torch-stable-abi",
-    "Tensor::get() is undefined: its source includes a header that only declares it": "torch-stable-abi",
-    "uses torch_from_blob, which is new in Torch 2.11": "torch-stable-abi",
-    "demo::launch(int) is undefined": "undefined",
-    "cudaDeviceSynchronize is a symbol of the CUDA runtime, which a cpu variant does not have": "undefined",
-    "torch_cuda_stream_synchronize is a symbol of Torch's CUDA part": "undefined",
-    "needs libforeign.so.3, which neither Torch nor the C++ runtime": "dependencies",
-    "needs libtorch_cuda.so, which a cpu variant does not have": "dependencies",
-    "requests an executable stack": "binary",
-    "has text relocations": "binary",
-}
+FAULTS = toml_file.read(Path(__file__).with_name("faults.toml"))
 
 
 def test_each_fault_of_a_binary_has_one_finding(compile_module: Compile, make: Make, probe: ProbeProcess) -> None:

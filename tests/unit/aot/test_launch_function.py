@@ -1,5 +1,6 @@
 """Tests of the keys that are read from launch functions."""
 
+import json
 import re
 import textwrap
 from pathlib import Path
@@ -61,27 +62,7 @@ def test_a_launch_function_is_read(tmp_path):
             return out, part
         """,
     )
-    assert keys == {
-        "schema": "(Tensor x, Tensor index, Tensor(a!) sums, float alpha=0.5, *, bool flag=False) -> (Tensor, Tensor)",
-        "outputs": {
-            "out": "empty((x.size(0), cdiv(x.size(1), 2)), dtype=float32)",
-            "part": "zeros((x.size(0), cdiv(x.size(1), 2)), dtype=x.dtype)",
-        },
-        "arguments": {
-            "x_ptr": "x",
-            "index_ptr": "index",
-            "out_ptr": "out",
-            "sums_ptr": "sums",
-            "n": "x.size(1)",
-            "stride": "out.stride(-2)",
-            "alpha": "alpha",
-        },
-        "grid": ["cdiv(x.size(1), BLOCK)", "x.size(0)"],
-        "constants": {"MODE": 3, "bias_ptr": None, "TYPE": "tl.float32", "num_warps": 4},
-        "requires": ["x.dtype == sums.dtype", "1 <= x.dim()", "x.dim() <= 2", "x.dim() == 2"],
-        "contiguous": ["index", "x"],
-        "passed": {"FLAG": "flag", "BLOCK": "max(next_power_of_2(x.size(1)), 16)"},
-    }
+    assert keys == json.loads(Path(__file__).with_name("launch_keys.json").read_text())
 
 
 @pytest.mark.parametrize("mistake", MISTAKES["launch"], ids=lambda mistake: mistake["message"])

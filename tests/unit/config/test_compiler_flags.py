@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder import toml_file
 from kernel_builder.backends.cuda import CUDA
 from kernel_builder.backends.cuda.clang_flags import of_clang
 from kernel_builder.config import compiler_flags
@@ -13,6 +14,8 @@ from kernel_builder.config.project import Kernel
 from kernel_format.errors import ConfigError
 
 pytestmark = pytest.mark.attack
+
+REFUSED = toml_file.read(Path(__file__).with_name("refused_flags.toml"))
 
 
 def check(*, cxx: tuple[str, ...] = (), cuda: tuple[str, ...] = ()) -> None:
@@ -40,39 +43,7 @@ def test_include_options_for_the_project_are_told_apart() -> None:
     assert compiler_flags.split_includes(flags) == (("-O2", "-I../up", "-I/opt/x"), ("inc", "a/b", "c", "."))
 
 
-MACROS = ("@src/csrc/options.h", "-std=c++11", "-wrapper")
-HOST = {
-    "-wrapper,evil": "runs another program",
-    "-B/tmp/evil": "chooses other programs",
-    "@/tmp/options": "reads options from a file",
-    "-fplugin=/tmp/evil.so": "loads code",
-    "-I/opt/include": "outside of the project",
-    "-fprofile-use=/tmp/profile": "profile",
-    "-fuse-ld=evil": "runs another program",
-    "/tmp/evil.o": "is an input file",
-    "-Wa,@/tmp/options": "known to read no other file",
-    "-fmodule-mapper=localhost:1": "asks another program",
-    "-fcompare-debug=-Bsrc": "known to read no other file",
-    "-mllvm": "loads code",
-    "-D": "known to read no other file",
-    "-DX=\0cuda\0": "known to read no other file",
-}
-NVCC = {
-    "-shared": "is for the link",
-    "-rdc=true": "needs a device link",
-    "-ptx": "one object of each source",
-    "--keep": "writes files beside the object",
-    "-march=native": "makes a binary for the machine that builds it",
-    "--gpu-architecture=native": "makes a binary for the machine that builds it",
-    "-Xcompiler -march=native,-O3": "makes a binary for the machine that builds it",
-    **dict.fromkeys(("-ccbin=/tmp/evil", "--options-file=/tmp/x", "-optf /tmp/x", "-run", "-time"), "is refused"),
-    "-Xptxas=--options-file=/tmp/x": "is refused",
-    # g++ replaces `@file` by the options in the file before it reads any.
-    **{f"{name} {value}": "is refused" for name in ["-D", "-U"] for value in MACROS},
-}
-
-
-@pytest.mark.parametrize(("flag", "reason"), HOST.items())
+@pytest.mark.parametrize(("flag", "reason"), REFUSED["host"].items())
 def test_flags_that_run_programs_or_read_files_are_refused(flag: str, reason: str) -> None:
     for flags in (
         {"cxx": (flag,)},
@@ -87,7 +58,7 @@ def test_flags_that_run_programs_or_read_files_are_refused(flag: str, reason: st
             assert reason in caught.value.message
 
 
-@pytest.mark.parametrize(("flags", "reason"), NVCC.items())
+@pytest.mark.parametrize(("flags", "reason"), REFUSED["nvcc"].items())
 def test_flags_of_nvcc_are_refused_with_a_reason(flags: str, reason: str) -> None:
     for keys in ("cuda", "cxx") if flags.startswith(("-D", "-U")) else ("cuda",):
         with pytest.raises(ConfigError, match=reason):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
-from pydantic import Field
+from pydantic import Field, StrictBool
 from starlette.responses import JSONResponse
 
 from kernel_hub import names
@@ -36,7 +36,7 @@ class OldRepository(Body):
 class NewRepository(OldRepository):
     """The body of `create_repo`."""
 
-    private: bool | None = None
+    private: StrictBool | None = None
     visibility: Literal["public", "private"] | None = None
 
 
@@ -51,7 +51,7 @@ class MovedRepository(Body):
 class RepositorySettings(Body):
     """The body of `update_repo_settings`."""
 
-    private: bool | None = None
+    private: StrictBool | None = None
     visibility: Literal["public", "private"] | None = None
 
 

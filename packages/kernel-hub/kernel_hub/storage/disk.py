@@ -7,6 +7,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from kernel_format.errors import ConfigError
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -23,7 +25,10 @@ def sync_filesystem(path: Path) -> None:
 
 def private_directory(path: Path) -> None:
     """Create a directory that only this user may enter, or restrict an existing one, whatever the umask."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot be created: {error.strerror}", where=str(path), hint="mkdir and chown it") from error
     _restrict(path, 0o700)
 
 

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from string import Template
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -44,6 +46,10 @@ def token(repository: str, workflow: str) -> str:
 
 def _public(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
 
 
 def _text(value: str) -> bytes:
@@ -130,18 +136,13 @@ class Instance:
         """Return Rekor's answer to a new entry. Every entry is the only one of its tree."""
         body = json.dumps(proposed, sort_keys=True, separators=(",", ":")).encode()
         log = hashlib.sha256(_public(self._signatures)).hexdigest()
-        entry = {
-            "body": base64.b64encode(body).decode(),
-            "integratedTime": int(time.time()),
-            "logID": log,
-            "logIndex": 0,
-        }
+        entry = {"body": _base64(body), "integratedTime": int(time.time()), "logID": log, "logIndex": 0}
         promised = json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
         root = hashlib.sha256(b"\0" + body)
-        note = f"tests\n1\n{base64.b64encode(root.digest()).decode()}\n"
-        signed = base64.b64encode(bytes.fromhex(log)[:4] + self._signatures.sign(note.encode(), _SHA256)).decode()
+        note = f"tests\n1\n{_base64(root.digest())}\n"
+        signed = _base64(bytes.fromhex(log)[:4] + self._signatures.sign(note.encode(), _SHA256))
         verification = {
-            "signedEntryTimestamp": base64.b64encode(self._signatures.sign(promised, _SHA256)).decode(),
+            "signedEntryTimestamp": _base64(self._signatures.sign(promised, _SHA256)),
             "inclusionProof": {
                 "checkpoint": f"{note}\n\u2014 tests {signed}\n",
                 "hashes": [],
@@ -152,50 +153,19 @@ class Instance:
         }
         return {root.hexdigest(): {**entry, "verification": verification}}
 
-    def trust(self, url: str) -> dict[str, Any]:
+    def trust(self, url: str) -> str:
         """Return the trust configuration for `sigstore`: the roots of trust and the addresses of the services."""
-        since = {"start": (datetime.now(timezone.utc) - timedelta(hours=1)).isoformat().replace("+00:00", "Z")}
-
-        def log(key: ec.EllipticCurvePrivateKey) -> dict[str, Any]:
-            public = _public(key)
-            return {
-                "baseUrl": url,
-                "hashAlgorithm": "SHA2_256",
-                "publicKey": {
-                    "rawBytes": base64.b64encode(public).decode(),
-                    "keyDetails": "PKIX_ECDSA_P256_SHA_256",
-                    "validFor": since,
-                },
-                "logId": {"keyId": base64.b64encode(hashlib.sha256(public).digest()).decode()},
-            }
-
-        root = {"rawBytes": base64.b64encode(self._root.public_bytes(Encoding.DER)).decode()}
-        authority = {
-            "subject": {"organization": "tests", "commonName": "root"},
-            "uri": url,
-            "certChain": {"certificates": [root]},
-            "validFor": since,
+        signatures, certificates = map(_public, (self._signatures, self._certificates))
+        values = {
+            "url": url,
+            "since": (datetime.now(timezone.utc) - timedelta(hours=1)).isoformat().replace("+00:00", "Z"),
+            "root": _base64(self._root.public_bytes(Encoding.DER)),
+            "signatures": _base64(signatures),
+            "signatures_id": _base64(hashlib.sha256(signatures).digest()),
+            "certificates": _base64(certificates),
+            "certificates_id": _base64(hashlib.sha256(certificates).digest()),
         }
-        service = {"url": url, "majorApiVersion": 1, "validFor": since, "operator": "tests"}
-        return {
-            "mediaType": "application/vnd.dev.sigstore.clienttrustconfig.v0.1+json",
-            "trustedRoot": {
-                "mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1",
-                "tlogs": [log(self._signatures)],
-                "ctlogs": [log(self._certificates)],
-                "certificateAuthorities": [authority],
-                "timestampAuthorities": [],
-            },
-            "signingConfig": {
-                "mediaType": "application/vnd.dev.sigstore.signingconfig.v0.2+json",
-                "caUrls": [service],
-                "oidcUrls": [service],
-                "rekorTlogUrls": [service],
-                "rekorTlogConfig": {"selector": "ANY"},
-                "tsaUrls": [],
-                "tsaConfig": {"selector": "ANY"},
-            },
-        }
+        return Template(Path(__file__).with_name("trust.json").read_text()).substitute(values)
 
 
 @dataclass(frozen=True)
@@ -239,4 +209,4 @@ def running() -> Iterator[Running]:
             self.send_json(200, answer)
 
     with served(Handler) as url:
-        yield Running(url, json.dumps(instance.trust(url)))
+        yield Running(url, instance.trust(url))

@@ -53,6 +53,12 @@ def package(root: Path, before: str = "", after: str = "", module: str = MODULE)
     return root
 
 
+def test_signatures_have_the_public_name(tmp_path: Path) -> None:
+    members = package_api.read(package(tmp_path / "a")).members
+    assert members["relu_"].signature == "relu_(x, out=None)"
+    assert members["layers.GELU.forward"].signature == "layers.GELU.forward(x)"
+
+
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [

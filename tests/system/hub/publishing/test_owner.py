@@ -78,7 +78,7 @@ def test_packages_of_another_owner_are_refused(hub: RunningHub, top: Path, tmp_p
     build(BuildRequest((top,), load=False), Toolchains(cache=tmp_path / "cache")).raise_error()
     with pytest.raises(PackageError) as raised:
         put(hub, top, "me/")
-    expected = "`kernel-depends` is ['kernels-community/base'], and in build.toml ['me/base']"
+    expected = "`kernel-depends` is ['kernels-community/base']; expected ['me/base'], as in build.toml or by --owner"
     assert raised.value.message == expected
     assert raised.value.hint and raised.value.hint.endswith(f"kernel-builder build {top} --owner me")
     environment = {**hub.environment, "KERNEL_BUILDER_CACHE": str(tmp_path / "cache")}
