@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import io
 import json
 import re
 import sys
+import tokenize
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -123,6 +125,11 @@ def sources_of(package: CheckedPackage) -> tuple[Source, ...]:
 def _parse(name: str, data: bytes) -> Source:
     try:
         text = data.decode()
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        if not encoding.startswith("utf-8"):
+            return Source(
+                name, text, None, f"Python reads it as {encoding}, readers as UTF-8: remove the encoding line"
+            )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return Source(name, text, ast.parse(text, name, feature_version=OLDEST_PYTHON))

@@ -42,6 +42,8 @@ def put(content: bytes, output: Path) -> None:
 
 def _read(output: Path) -> bytes | None:
     """Return an output; None if it is missing, or damaged by a crash or a bad disk."""
+    if not output.is_file() or not digest_path(output).is_file():  # reading a pipe may never end
+        return None
     try:
         content, expected = output.read_bytes(), digest_path(output).read_text().split()[:1]
     except (OSError, UnicodeDecodeError):

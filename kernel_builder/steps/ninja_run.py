@@ -28,6 +28,8 @@ from kernel_builder.toolchain import host_compiler
 from kernel_format.errors import BuildError, ToolchainError
 from kernel_format.files import temporary_directory
 
+# The bytes of a step's output, lists and log, which are read into memory.
+_LARGEST_OUTPUT = 4 << 30
 # The memory that one compile step may need at its peak: nvcc's optimizer on a large templated source.
 _STEP_MEMORY = 1.5 * 2**30
 
@@ -152,6 +154,8 @@ class _Run:
 
     def _check(self, step: CompileStep | Binary, directory: Path) -> None:
         """Raise a BuildError if an object is of other files than its key covers, or a binary needs a newer system."""
+        if sum(path.stat().st_size for path in directory.iterdir()) > _LARGEST_OUTPUT:
+            raise BuildError(f"the step has more than {_LARGEST_OUTPUT >> 30} GB of output", where=step.title)
         if isinstance(step, Binary):
             objects = {of.source: output_path(self.cache, of) for of in step.objects}
             check_symbols(step, directory / "out.so", objects, self.graph)

@@ -66,6 +66,10 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     def opened(flags: int) -> int:
         return os.open(file, flags)
 
+    def endless_file() -> None:
+        if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+            raise OSError("files have a limit")
+
     def lock_of_a_file() -> None:
         fcntl.flock(opened(os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
         with contextlib.suppress(BlockingIOError):
@@ -167,6 +171,7 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "chattr": marked_immutable,
         "file-version": version_of_a_file,
         "lock": lock_of_a_file,
+        "endless-file": endless_file,
         "read-lock": lock_for_reading,
         "device-mode": lambda: os.chmod("/dev/full", 0o640),
         "kernel-setting": lambda: os.open("/proc/sys/kernel/core_pattern", os.O_WRONLY),

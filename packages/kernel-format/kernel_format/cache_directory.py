@@ -37,7 +37,10 @@ def shared_cache() -> Path | None:
 
 def is_open_to_others(cache: Path) -> bool:
     """Return whether other users can write objects and compilers to a cache: all, its owner, or a foreign group."""
-    for directory in (cache, cache / "objects"):
+    with suppress(OSError):
+        if any(above.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH for above in cache.parents):
+            return True
+    for directory in (cache, *filter(Path.is_dir, (*cache.glob("*"), *cache.glob("*/*")))):
         with suppress(OSError):  # it does not exist yet
             status = directory.stat()
             writers = stat.S_IWOTH if status.st_gid == os.getegid() else stat.S_IWOTH | stat.S_IWGRP

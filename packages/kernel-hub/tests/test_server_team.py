@@ -7,16 +7,18 @@ import hashlib
 import json
 import os
 import re
+import socket
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import requests
 from click.testing import CliRunner
 from huggingface_hub.errors import HfHubHTTPError
-from raw_requests import commit, signed_address
+from raw_requests import commit, signed_address, target
 
 from kernel_builder.cli import main
 from kernel_format.errors import ConfigError
@@ -265,6 +267,30 @@ def test_git_clones_and_fetches_and_cannot_push(start_hub: Callable[..., Running
         assert done.returncode and "no kernel repository" in done.stderr
     address_of_large = signed_address(hub, large, "download", repo_id="a/open", token=writer)
     assert requests.get(address_of_large).content == large
+
+
+@pytest.mark.attack
+def test_slow_clones_without_a_token_do_not_stop_others(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    token = tokens.add(file, "ci", read=(), write=("a",))
+    hub = start_hub("--token-file", str(file))
+    for repo_id in ("a/open", "a/shut"):
+        hub.api(token).create_repo(repo_id, repo_type="kernel", private=repo_id == "a/shut")
+    for number in range(20):
+        head = commit(hub.api(token), "a/open", f"{number}.txt", os.urandom(450_000).hex().encode()).oid
+    body = f"0032want {head}\n00000009done\n".encode()
+    kind = "application/x-git-upload-pack-request"
+    with ExitStack() as opened:
+        for _ in range(8):
+            connection = opened.enter_context(socket.create_connection(target(hub.url)))
+            connection.sendall(
+                f"POST /kernels/a/open/git-upload-pack HTTP/1.1\r\nHost: {target(hub.url)[0]}\r\n"
+                f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+                + body
+            )
+        time.sleep(1)
+        address = f"{hub.url.replace('//', f'//any:{token}@')}/kernels/a/shut"
+        assert git("ls-remote", address).returncode == 0
 
 
 def test_requests_of_git_have_limits(hub: RunningHub) -> None:

@@ -49,12 +49,7 @@ def confine(kind: str, scratch: str, paths: list[str], device: str, filtered: by
     Raises:
         OSError: If the kernel refuses the sandbox `kind`: no program runs with less protection than reported.
     """
-    for limit, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, LARGEST_FILE)):
-        try:
-            resource.setrlimit(limit, (value, value))
-        except (ValueError, OSError):
-            pass
-    _be_ended_first()
+    _limit_process()
     libc = ctypes.CDLL(None, use_errno=True)
     if kind == BUBBLEWRAP:
         if device != "cpu" and landlock_version() > 0:  # bubblewrap shows all processes then
@@ -72,8 +67,13 @@ def confine(kind: str, scratch: str, paths: list[str], device: str, filtered: by
         _checked(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program), "seccomp")
 
 
-def _be_ended_first() -> None:
-    """Ask the kernel to end this process, and those that it starts, before others when memory runs out."""
+def _limit_process() -> None:
+    """Limit the files of this process and of those that it starts, and let the kernel end them first without memory."""
+    for limit, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, LARGEST_FILE)):
+        try:
+            resource.setrlimit(limit, (value, value))
+        except (ValueError, OSError):
+            pass
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
@@ -197,7 +197,7 @@ def main() -> None:
     end = words.index("--")
     paths, command = words[:end], words[end + 1 :]
     if kind == BUBBLEWRAP:  # which confines its command itself
-        _be_ended_first()
+        _limit_process()
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if device == "cpu":

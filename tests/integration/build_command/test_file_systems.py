@@ -134,15 +134,21 @@ def test_other_users_cannot_write_outputs_under_umask_0(copy_project: Copy, tmp_
     for place, mode, user, group in (
         (cache, 0o777, -1, -1),
         (cache / "objects", 0o2775, -1, 54321),
+        (cache / "binaries" / "ab", 0o777, -1, -1),
+        (cache.parent, 0o777, -1, -1),
         (cache, 0o755, 54321, 54321),
     ):
+        cache.parent.chmod(0o755)
         cache.chmod(0o755)
-        place.mkdir(exist_ok=True)
+        place.mkdir(exist_ok=True, parents=True)
         if os.geteuid() == 0:
             os.chown(place, user, group)
         place.chmod(mode)
         done = subprocess.run(command, env=environment(cache), capture_output=True, text=True, check=True)
         assert os.geteuid() != 0 or "other users can write to the cache" in done.stderr
+        if place not in (cache, cache.parent):
+            place.chmod(0o755)
+            os.chown(place, os.geteuid(), os.getegid())
 
 
 @needs_mounts
