@@ -148,9 +148,9 @@ def test_headers_of_has_include_are_listed_unless_the_project_has_them(project: 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('#define OTHER "/etc/passwd"\n#embed OTHER', "embeds a file"),
-        ('%:embed "../../../etc/passwd"', "embeds a file"),
-        ("#embed <passwd>", "embeds a file"),
+        ('#define OTHER "/etc/passwd"\n#embed OTHER', "by #embed one"),
+        ('%:embed "../../../etc/passwd"', "by #embed one"),
+        ("#embed <passwd>", "by #embed one"),
         ('#if 0\n#include "one.h.gch"\n#endif', "is a precompiled header"),
         ('#include "one.h.gch/any"', "is a precompiled header"),
     ],
