@@ -29,7 +29,6 @@ from kernel_builder.progress import PrintableStream
 from kernel_format.errors import BuildError, ConfigError, KernelBuilderError
 
 _COMMANDS = toml_file.read(Path(__file__).with_name("commands.toml"))
-_PLUGIN_SECTION = "Agents"
 _Result = TypeVar("_Result")
 
 _OUTPUT_LINES = 40  # of a compiler, before its log is named
@@ -114,7 +113,7 @@ class MainGroup(PluginGroup):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands by section."""
         sections = {title: list(commands) for title, commands in _COMMANDS["sections"].items()}
-        sections[_PLUGIN_SECTION] += [name for name in self.list_commands(ctx) if name not in self.own]
+        sections["Agents"] += [name for name in self.list_commands(ctx) if name not in self.own]
         for title, names in sections.items():
             commands = [(name, self.get_command(ctx, name)) for name in names]
             rows = [(name, command.get_short_help_str(60)) for name, command in commands if command is not None]

@@ -208,6 +208,5 @@ def scan(
                 if library_headers and library_headers.fullmatch(target):
                     libraries = True
         asked.update(name for name in facts.asked if facts.asks_next or not _of_project(root, places, name))
-    return Scan(
-        tuple(sorted(digests.items())), torch, python, namespace, libraries, tuple(sorted(asked)) if asks else ()
-    )
+    found = tuple(sorted(asked)) if asks else ()
+    return Scan(tuple(sorted(digests.items())), torch, python, namespace, libraries, found)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+from kernel_builder import toml_file
 from kernel_builder.cli import init_command, main
 from kernel_builder.config import project
 from kernel_builder.config.project_files import read_project
@@ -122,25 +123,10 @@ def test_the_device_code_of_a_new_project_compiles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "message", "hint"),
-    [
-        ([], "the name of the Hub repository is missing", "kernel-builder init org/my-kernel"),
-        (["my-relu"], "'my-relu' is a directory", "kernel-builder init org/my-relu"),
-        ([str(ROOT / "x-y")], "x-y' is a directory", "--name org/x-y"),
-        (["me/scale", "--from", "scale.cu"], "Path 'scale.cu' does not exist", "--from"),
-        (["me/my-relu", "--op", "class"], "'class' cannot be the name of an operator", "swiglu"),
-        (["--name", "my-relu"], "'my-relu' is not the name of a Hub repository", "org/my-kernel"),
-        (["--name", "org/torch"], "'torch' cannot be a kernel's name", "my-torch"),
-        (["--name", "org/My_Relu"], "'My_Relu' is not a kernel's name", "org/my-kernel"),
-        (["--name", "org/ab", "--backends", "cpu,rocm"], "not for cpu, rocm", "start with cpu"),
-        (["--name", "org/ab", "--backends", "cdua"], "not for cdua", "start with cpu or cuda"),
-        (["--name", "org/ab", "--backends", ""], "not for none", "start with cpu or cuda"),
-        (["--name", "org/ab", "--language", "triton", "--backends", "cpu"], "not for cpu", "start with cuda"),
-        (["--name", "org/ab", "--license", 'mit"'], "is not an SPDX license name", "apache-2.0"),
-    ],
+    ("args", "message", "hint"), toml_file.read(Path(__file__).with_name("bad_arguments.toml"))["refused"]
 )
 def test_bad_arguments(args: list[str], message: str, hint: str, tmp_path: Path) -> None:
-    result = init(*args)
+    result = init(*(argument.replace("ROOT", str(ROOT)) for argument in args))
     assert result.exit_code == 2
     assert message in result.output
     assert hint in result.output

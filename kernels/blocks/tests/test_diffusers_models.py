@@ -1,7 +1,9 @@
 """Models of diffusers: the kernels that run, and the accuracy of results and gradients."""
 
+import json
 import statistics
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import small_models
@@ -18,30 +20,12 @@ GRADIENTS = (
     *("Flux.1", "Flux.2", "Qwen-Image", "Qwen-Image, edited", "SD 3.5", "PixArt", "SDXL"),
     *("LTX-Video", "Wan", "Wan, time per token", "HunyuanVideo", "CogVideoX"),
 )
-# How often a forward has each kernel.
+# The kernels whose number in each forward model_kernels.json has, in its order.
 COUNTED = (
     *("ada_layer_norm", "ada_rms_norm", "gate_residual", "gate_residual_ada_norm"),
     *("rms_norm", "norm_rotary", "apply_rotary", "geglu", "swiglu"),
 )
-KERNELS = {
-    "Flux.1": (5, 0, 4, 6, 8, 2, 2, 0, 0),
-    "Flux.2": (4, 0, 3, 7, 8, 2, 2, 0, 6),
-    "Qwen-Image": (2, 0, 1, 7, 1, 4, 0, 0, 0),
-    "SD 3": (2, 0, 0, 6, 0, 0, 0, 0, 0),
-    "SD 3.5": (3, 0, 1, 6, 10, 0, 0, 0, 0),
-    "PixArt": (0, 0, 2, 4, 0, 0, 0, 0, 0),
-    "SDXL": (1, 0, 0, 5, 0, 0, 0, 2, 0),
-    "block of classes": (1, 0, 1, 1, 0, 0, 0, 1, 0),
-    "block with positions": (1, 0, 0, 1, 0, 0, 0, 1, 0),
-    "LTX-Video": (0, 1, 2, 4, 4, 2, 0, 0, 0),
-    "Wan": (1, 0, 0, 6, 4, 4, 0, 0, 0),
-    "Wan, time per token": (1, 0, 0, 6, 4, 4, 0, 0, 0),
-    "Wan, other norms": (1, 0, 0, 6, 4, 3, 1, 0, 0),
-    "Wan VACE": (0, 0, 5, 6, 8, 8, 0, 0, 0),
-    "block of ChronoEdit": (1, 0, 1, 2, 2, 2, 0, 0, 0),
-    "HunyuanVideo": (4, 0, 7, 5, 8, 2, 4, 0, 0),
-    "CogVideoX": (7, 0, 1, 7, 0, 0, 4, 0, 0),
-}
+KERNELS = json.loads(Path(__file__).with_name("model_kernels.json").read_text())
 
 
 def gradients(case):

@@ -146,11 +146,7 @@ def test_new_token_in_a_view():
 @pytest.mark.parametrize("elements", [64, 80, 128, 256])
 def test_rotary(elements, dtype):
     """Query and new key are normalized and rotated first, also where a cache of other heads is read."""
-    for group, norm in (
-        (4, {}),
-        (1, {"eps": 1e-6, "rounding": "before_weight"}),
-        (10, {"eps": 1e-5, "offset": 1.0}),
-    ):
+    for group, norm in ((4, {}), (1, {"eps": 1e-6, "rounding": "before_weight"}), (10, {"eps": 1e-5, "offset": 1.0})):
         query, key, value = inputs(2, 2, group, 70, elements, dtype)
         new_key, new_value = (random(2, 1, 2, elements, dtype=dtype).transpose(1, 2) for _ in range(2))
         weights = [random(elements, dtype=dtype) if norm else None for _ in range(2)]

@@ -21,10 +21,7 @@ class ModelNew(torch.nn.Module):
     def forward(self, x):
         {body}
 """
-BODIES = {
-    "good": "return torch.nn.functional.hardswish(x)",
-    "wrong": "return torch.relu(x)",
-}
+BODIES = {"good": "return torch.nn.functional.hardswish(x)", "wrong": "return torch.relu(x)"}
 
 
 def main(kind: str, text: str = "", seconds: str = "0") -> None:

@@ -47,10 +47,7 @@ def test_unreadable_arguments_exit_with_2(tmp_path: Path) -> None:
         ((right, "--task", tmp_path / "none.py"), "does not exist"),
         ((tmp_path / "none.py", "--task", SOFTMAX), "does not exist; expected a candidate"),
         ((HERE / "tasks", "--task", SOFTMAX), "has no build.toml"),
-        (
-            (right, "--task", SOFTMAX, "--against", "eager,jax"),
-            "'jax' is not a peer; expected names",
-        ),
+        ((right, "--task", SOFTMAX, "--against", "eager,jax"), "'jax' is not a peer; expected names"),
     ):
         done = run(*arguments)
         assert done.exit_code == 2 and words in done.stderr, done.stderr

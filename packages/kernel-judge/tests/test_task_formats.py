@@ -60,7 +60,11 @@ def test_a_gpu_mode_task_has_its_own_rule_workloads_and_modules(gpu_mode: Path, 
     assert wide.is_right and "float64, float64, the reference's float32, float32" in " ".join(wide.suspicious)
     submission.write_text("def custom_kernel(data):\n    return data[0].half() / 2, data[0].half() / 2\n")
     assert "the sum is wrong" in verdict(submission, gpu_mode).reason, "the format's rule has the candidate's dtypes"
-    submission.write_text("def custom_kernel(data):\n    return data[0] / 2, data[0] / 3\n")
+    submission.write_text(
+        "import reference, utils\n\nreference.ref_kernel = lambda data: (data[0] / 2, data[0] / 3)\n"
+        "reference.check_implementation = utils.is_near = lambda *arguments: (True, '')\n\n\n"
+        "def custom_kernel(data):\n    return data[0] / 2, data[0] / 3\n"
+    )
     wrong = verdict(submission, gpu_mode)
     assert wrong.rejected_as == "wrong-result" and "the sum is wrong" in wrong.reason
     submission.write_text("def custom_kernel(data):\n    return data[0].abs() / 2, data[0] / 2\n")
@@ -142,8 +146,14 @@ def test_a_flashinfer_bench_solution_is_judged(peers: tuple[str, ...], tmp_path:
     right = solution(tmp_path, {"language": "python"}, "main.py", DESTINATIONS.format(factor="factor"))
     judged = verdict(right, task, rounds=1, peers=peers)
     assert judged.is_right and "Error" not in str(judged.missing_peers)
-    older = "def run(x, factor):\n    return x[:, :4] * factor, x.sum(-1)\n"  # without destination_passing_style
-    assert verdict(solution(tmp_path / "older", {"language": "python"}, "main.py", older), task).is_right
+    older = "def run(x, factor, **options):\n    return x[:, :4] * factor, x.sum(-1)\n"
+    file = solution(tmp_path / "older", {"language": "Python", "entry_point": "run"}, "main.py", older)
+    assert verdict(file, task).is_right, "neither a file nor destination_passing_style are named"
+    package = {"halves/main.py": "from halves import parts\nrun = parts.run\n", "halves/parts.py": older}
+    sources = [{"path": name, "content": text} for name, text in package.items()]
+    spec = {"language": "triton", "destination_passing_style": False}
+    file = solution(tmp_path / "package", spec, "halves/main.py", "", sources=sources)
+    assert verdict(file, task).is_right
     (tmp_path / "file.py").write_text("def run(x, factor):\n    return x[:, :4] * factor, 1.02 * x.sum(-1)\n")
     wrong = verdict(tmp_path / "file.py", task)
     assert wrong.rejected_as == "wrong-result" and "output 'sum'" in wrong.reason

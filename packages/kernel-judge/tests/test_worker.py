@@ -96,7 +96,7 @@ def test_what_is_no_time_agrees_with_no_clock() -> None:
 
 
 SECRETS = {"judge-secret", "NVIDIA_API_KEY", "TRITON_SECRET", "NIX_CONFIG"}
-MODEL = "import os, time\nimport torch\n\nclass ModelNew(torch.nn.Module):\n    pass\n\n"
+MODEL = "import ctypes, os, socket, time\nimport torch\n\nclass ModelNew(torch.nn.Module):\n    pass\n\n"
 
 
 @pytest.mark.parametrize("name", CANDIDATES["exhausting"])
@@ -111,6 +111,7 @@ def test_a_candidate_cannot_exhaust_the_machine(name: str, tmp_path: Path, monke
         worker.ready(120)
         with pytest.raises(WorkerFailure, match=exhausting["message"]) as caught:
             worker.ask("load", str(candidate), "ModelNew", seconds=60)
+        assert worker.inputs.raw(1).clone().numel() == 1, "the judge can read its memory"
     assert caught.value.kind == exhausting["kind"]
 
 

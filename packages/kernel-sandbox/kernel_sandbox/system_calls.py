@@ -25,7 +25,7 @@ _IOCTLS = (0x5401, 0x540F, 0x5413, 0x5450, 0x5451, 0x5421, 0x541B, 0x40049409)
 # CUDA's driver has hundreds of controls of its own, so kinds are refused there: those of all file systems (f, v, X), of
 # btrfs (0x94), and of terminals (T), which can type a line into them.
 _IOCTL_KINDS = tuple(kind << 8 for kind in (*b"fvXT", 0x94))
-_CLONE_NEWUSER = 0x10000000
+_CLONE_FILES, _CLONE_THREAD, _CLONE_NEWUSER = 0x400, 0x10000, 0x10000000
 _AF_UNIX, _STREAM, _SEQPACKET, _KIND = 1, 1, 5, 0xF
 
 # Their order is that of the numbers in the table.
@@ -69,7 +69,8 @@ def seccomp_filter(device: str) -> bytes:
     ]
     own = {call: numbers[column] for call, numbers in _TABLE["with rules of their own"].items()}
     paired = [own["socketpair"]]
-    for call, number in _numbers("refused", column):
+    refused = [*_numbers("refused", column), *(_numbers("refused on a CPU", column) if device == "cpu" else ())]
+    for call, number in refused:
         if device != "cpu" and call == "socket":
             paired.append(number)
         else:
@@ -80,12 +81,12 @@ def seccomp_filter(device: str) -> bytes:
     for number in paired:
         lines += _if_called(number, _ONLY_CONNECTED)
     lines += _if_called(own["ioctl"], _controls(device))
-    lines += _if_called(own["fcntl"], _answered_if(1, _EQUAL, _FCNTLS))
+    lines += _if_called(own["fcntl"], _answered_if(1, _FCNTLS))
     for call in _TABLE["limited to the caller"]:
         lines += _if_called(call["numbers"][column], _answered_unless(call["arguments"], _DENY))
     if device != "cpu":  # OpenMP binds its threads by their numbers, which name processes of the user as well
         lines += _if_called(own["sched_setaffinity"], _answered_unless([(0, 0)], _PRETEND))
-    lines += _if_called(own["clone"], _answered_if(0, _ANY_BIT, {_CLONE_NEWUSER: _DENY}))
+    lines += _if_called(own["clone"], _ONE_TABLE_OF_FILES)
     # Its flags are in memory, where a filter cannot look: the C library then uses `clone`.
     lines += _if_called(own["clone3"], [(_RETURN, 0, 0, _MISSING)])
     lines.append((_RETURN, 0, 0, _ALLOW))
@@ -106,9 +107,9 @@ def _argument(position: int) -> _Instruction:
     return _LOAD, 0, 0, _ARGUMENTS + 8 * position  # its low half, on little-endian machines
 
 
-def _answered_if(position: int, test: int, answers: Mapping[int, int]) -> list[_Instruction]:
-    """Return lines that answer a call whose argument passes the test with an operand, and allow any other."""
-    lines = [line for operand, answer in answers.items() for line in ((test, 0, 1, operand), (_RETURN, 0, 0, answer))]
+def _answered_if(position: int, answers: Mapping[int, int]) -> list[_Instruction]:
+    """Return lines that answer a call whose argument equals an operand, and allow any other."""
+    lines = [line for operand, answer in answers.items() for line in ((_EQUAL, 0, 1, operand), (_RETURN, 0, 0, answer))]
     return [_argument(position), *lines, (_RETURN, 0, 0, _ALLOW)]
 
 
@@ -140,6 +141,16 @@ _UNLESS_IT_MAKES_A_FILE: list[_Instruction] = [
     (_EQUAL, 0, 1, 0),
     (_RETURN, 0, 0, _DENY),
     (_RETURN, 0, 0, _PRETEND),
+]
+
+# A thread with a table of files of its own could keep files open that /proc does not list for its process.
+_ONE_TABLE_OF_FILES: list[_Instruction] = [
+    _argument(0),
+    (_ANY_BIT, 2, 0, _CLONE_NEWUSER),
+    (_ANY_BIT, 0, 2, _CLONE_THREAD),
+    (_ANY_BIT, 1, 0, _CLONE_FILES),
+    (_RETURN, 0, 0, _DENY),
+    (_RETURN, 0, 0, _ALLOW),
 ]
 
 # A socket for datagrams reaches any path also if it is one of a pair.

@@ -133,7 +133,7 @@ def solution_model(file: str) -> type[torch.nn.Module]:
     has_destinations = spec.get("destination_passing_style")
     if has_destinations is None:  # older solutions and files without solution.json; a binary has no signature
         is_python = inspect.isfunction(function)
-        has_destinations = not is_python or len(inspect.signature(function).parameters) > len(inputs)
+        has_destinations = not is_python or _positional(function) > len(inputs)
 
     class ModelNew(torch.nn.Module):
         def forward(self, *arguments: Any) -> list[torch.Tensor]:
@@ -154,6 +154,13 @@ def solution_model(file: str) -> type[torch.nn.Module]:
             return results
 
     return ModelNew
+
+
+def _positional(function: Callable[..., Any]) -> int:
+    parameters = inspect.signature(function).parameters.values()
+    return sum(
+        parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) for parameter in parameters
+    )
 
 
 def _entry_point(directory: Path, spec: Mapping[str, Any]) -> Callable[..., Any]:

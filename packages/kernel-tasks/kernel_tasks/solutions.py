@@ -44,7 +44,9 @@ def _of_json(file: Path, definition: Mapping[str, Any]) -> tuple[dict[str, Any],
     for entry in solution["sources"]:
         name = _source_name(file, entry)
         sources[name] = entry["content"].encode() if entry.get("content") else _content(file.parent / name)
-    spec = solution["spec"]
+    spec = dict(solution["spec"])
+    if "::" not in str(spec.get("entry_point")) and len(sources) == 1:  # the form of 2025
+        spec["entry_point"] = f"{next(iter(sources))}::{spec.get('entry_point')}"
     if str(spec.get("entry_point")).partition("::")[0] not in sources:
         raise ConfigError(
             f"is {spec.get('entry_point')!r}; expected FILE::FUNCTION with a file of the sources",

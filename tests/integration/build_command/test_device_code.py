@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -134,21 +135,7 @@ ret;
 }
 """
 # As clang writes it -> as ptxas gets it. None is unchanged.
-STORES = {
-    "\tst.shared.b8 \t[%rd1], %r2;": "{ .reg .b32 %low1; and.b32 %low1, %r2, 255; st.shared.b8 \t[%rd1], %low1; }",
-    "st.global.b16 [%rd1+2], %r2;": "{ .reg .b32 %low1; and.b32 %low1, %r2, 65535; st.global.b16 [%rd1+2], %low1; }",
-    "st.b8 [%rd1], %rs3;": "{ .reg .b16 %low1; and.b16 %low1, %rs3, 255; st.b8 [%rd1], %low1; }",
-    "@%p1 st.u32 [%rd1], %rd2;": "{ .reg .b32 %low1; cvt.u32.u64 %low1, %rd2; @%p1 st.u32 [%rd1], %low1; }",
-    "st.global.v2.b8 [%rd1], {%rs1, 7};": "{ .reg .b16 %low1; and.b16 %low1, %rs1, 255; "
-    "st.global.v2.b8 [%rd1], {%low1, 7}; }",
-    "add.s32 %r3, %r1, 1; st.b8 [%rd1], %r3;": "add.s32 %r3, %r1, 1; "
-    "{ .reg .b32 %low1; and.b32 %low1, %r3, 255; st.b8 [%rd1], %low1; }",
-    "st.global.b32 [%rd1], %r2;": None,
-    "st.global.b16 [%rd1], %rs3;": None,
-    "st.global.v4.b32 [%rd1+16], {%r1, %r2, %r3, %r4};": None,
-    "st.global.b8 [%rd1], 1;": None,
-    "ld.global.b8 %r3, [%rd1];": None,
-}
+STORES = json.loads(Path(__file__).with_name("stores.json").read_text())
 
 
 def test_stores_of_low_bytes_get_an_integer(tmp_path: Path) -> None:

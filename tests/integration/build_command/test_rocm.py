@@ -97,8 +97,7 @@ def test_a_cuda_kernel_is_compiled_for_rocm(copy_project: Copy, new_cache: NewCa
 
 @pytest.mark.device_code
 @pytest.mark.parametrize(
-    "name",
-    sorted(path.parent.name for path in ROOT.glob("kernels/*/build.toml") if "_rocm]" in path.read_text()),
+    "name", sorted(path.parent.name for path in ROOT.glob("kernels/*/build.toml") if "_rocm]" in path.read_text())
 )
 def test_a_kernel_is_compiled_for_rocm(name: str, tmp_path: Path, kernel_builder: Run) -> None:
     """For the architectures of its list; `tests/system/platforms/test_linux_variants.py` compiles geglu for one."""

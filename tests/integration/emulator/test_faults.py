@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder import toml_file
 from kernel_builder.develop.emulated_sources import translate
 from kernel_emulator import DIRECTORY, FLAGS
 
@@ -19,20 +20,7 @@ DEFINES = {
     64: ["-DUSE_ROCM", "-DMaskType=uint64_t", "-DkMask=~uint64_t{0}"],
 }
 # Kernel -> the emulator's message.
-FAULTS = {
-    "no_barrier": r"(reads|writes) shared memory that thread .* has (read|written), with no barrier between them",
-    "no_barrier_in_warp": r"thread \(1, 0, 0\): writes shared memory that thread \(0, 0, 0\) has read",
-    "two_barriers": r"which not all threads of the block reach: thread \(32, 0, 0\) waits at __syncthreads \(faults.cu",
-    "barrier_after_return": r"thread \(0, 0, 0\): waits at __syncthreads .*: thread \(100, 0, 0\) has ended",
-    "lane_not_in_mask": r"thread \(16, 0, 0\): calls __shfl_sync \(faults.cu:\d+\) with the mask 0xffff, which does",
-    "lane_elsewhere": r"for lane 16 of its mask, but thread \(16, 0, 0\) waits at __syncthreads",
-    "lane_ended": r"reads lane 16, which does not take part: thread \(16, 0, 0\) has ended",
-    "index_out_of_bounds": r"thread \(127, 0, 0\): index 128 is out of the bounds of 'float \[128\]' \(faults.cu:\d+\)",
-    "dynamic_out_of_bounds": r"thread \(124, 0, 0\): accesses shared memory out of bounds: byte 512 of 512",
-    "misaligned": r"accesses 'struct float4' at the address 0x\w+, which is no multiple of 16 \(faults.cu:\d+\)",
-    "too_much_shared": r"declares 131072 bytes of shared memory",
-    "divides_by_zero": r"divides by zero \(faults.cu:\d+\)",
-}
+FAULTS = toml_file.read(SOURCE.with_suffix(".toml"))
 
 
 @pytest.fixture(scope="module", params=[32, 64])

@@ -76,12 +76,7 @@ def test_both_platforms_in_one_build(copy_project: Copy, kernel_builder: Run) ->
     [
         ('["-mavx2"]', "", "-mavx2", "-mavx2 is for one platform only: select the instructions in the source"),
         ("[]", "#include <immintrin.h>\n", "immintrin.h", "immintrin.h is for one platform only"),
-        (
-            "[]",
-            "#include <Python.h>\n",
-            "which this machine does not have for aarch64-linux",
-            "registration.h",
-        ),
+        ("[]", "#include <Python.h>\n", "which this machine does not have for aarch64-linux", "registration.h"),
     ],
 )
 def test_code_for_one_platform_is_refused(

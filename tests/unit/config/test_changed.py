@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder import toml_file
 from kernel_builder.config.changed import touched
 from kernel_format.errors import ConfigError
 from tests.support.git import git
 from tests.support.python_project import write_project
+
+TOUCHED = toml_file.read(Path(__file__).with_name("touched.toml"))
 
 
 def commit(repository: Path, name: str, text: str | None) -> str:
@@ -43,21 +46,7 @@ def repository(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.mark.parametrize(
-    ("file", "expected"),
-    [
-        ("one/build.toml", ["one"]),
-        ("two/deeper/new.cu", ["two"]),
-        ("kit/kit.py", ["one"]),
-        ("kit/new.py", ["one"]),
-        ("other/deep.py", ["one"]),
-        ("other/not-linked.py", []),
-        ("README.md", []),
-        ("one-more/file.py", []),
-        ("flake.lock", ["one", "two"]),
-        ("ci/image/Dockerfile", ["one", "two"]),
-    ],
-)
+@pytest.mark.parametrize(("file", "expected"), TOUCHED.items())
 def test_a_change_touches_the_projects_that_contain_or_link_to_the_file(
     repository: Path, file: str, expected: list[str]
 ) -> None:

@@ -95,9 +95,7 @@ def test_notices_are_in_the_warnings(home: Path) -> None:
     edition, *rest = read_project(home).warnings
     assert edition.startswith("build.toml has no edition")
     assert "\n" not in edition
-    assert rest == [
-        "[kernel.cuda] cuda-capabilities: no known CUDA compiles for 11.8; it is skipped",
-    ]
+    assert rest == ["[kernel.cuda] cuda-capabilities: no known CUDA compiles for 11.8; it is skipped"]
     limits = '[torch]\ncxx-flags = ["-mtune=generic", "-march=x86-64"]'
     flags = MINIMAL.replace("[torch]", limits).replace("depends =", 'cxx-flags = ["-mavx512f"]\ndepends =', 1)
     (home / "build.toml").write_text(flags)

@@ -21,14 +21,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize(
     "page",
-    [
-        "README.md",
-        "docs/compatibility.md",
-        "docs/figures.md",
-        "docs/kernels.md",
-        "docs/models.md",
-        "docs/skills.md",
-    ],
+    ["README.md", "docs/compatibility.md", "docs/figures.md", "docs/kernels.md", "docs/models.md", "docs/skills.md"],
 )
 def test_pages_have_the_figures_of_the_results(pages: ModuleType, page: str) -> None:
     text = (ROOT / page).read_text()

@@ -43,16 +43,8 @@ def test_commands_and_options_exist() -> None:
 
 
 def test_troubleshooting_quotes_messages() -> None:
-    command = [
-        "git",
-        "grep",
-        "-hI",
-        "",
-        "--",
-        "kernel_builder/*.py",
-        "kernel_builder/*.toml",
-        "packages/*/kernel_*/*.py",
-    ]
+    files = ("kernel_builder/*.py", "kernel_builder/*.toml", "packages/*/kernel_*/*.py")
+    command = ["git", "grep", "-hI", "", "--", *files]
     sources = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     joined = re.sub(r'"\s*\n\s*f?"', "", sources)  # the parts of a string
     page = (ROOT / "docs" / "troubleshooting.md").read_text().partition("## Exit statuses")[0]

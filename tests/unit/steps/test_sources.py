@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder import toml_file
 from kernel_builder.backends.cuda import CUDA
 from kernel_builder.steps.include_scan import Scan, scan
 from kernel_format.errors import ConfigError
 from tests.support.git import git
+
+INCLUDES = toml_file.read(Path(__file__).with_name("includes.toml"))
 
 
 @pytest.fixture
@@ -53,44 +56,16 @@ def test_includes_are_followed_through_links(project: Path, tmp_path: Path) -> N
     assert dict(before.files)["kit/two.h"] != dict(after.files)["kit/two.h"]
 
 
-@pytest.mark.parametrize(
-    ("text", "torch"),
-    [
-        ("#include <torch/library.h>", True),
-        ("// #include <torch/library.h>", False),
-        ("/* \n#include <torch/library.h>\n*/", False),
-        ('const char* s = "/*";\n#include <torch/library.h>\nconst char* t = "*/";', True),
-        ('const char* s = "\\n#include <torch/library.h>";', False),
-        ("#include <torchvision/ops.h>", False),
-        ('auto s = R"x(\n)" #\n#include <torch/library.h>\n)x";', False),
-        ("#includes <torch/library.h>", False),
-    ],
-)
+@pytest.mark.parametrize(("text", "torch"), INCLUDES["torch"])
 def test_torch_is_seen_where_it_is_included(project: Path, text: str, torch: bool) -> None:
     (project / "b.cpp").write_text(text + "\n")
     assert scan(project, "b.cpp").torch is torch
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b'\xef\xbb\xbf#include "h.h"',
-        b'#include \\\n"h.h"',
-        b'#\\ \t\ninclude "h.\\\nh"',
-        b'%:include "h.h"',
-        b'??=include "h.h"',
-        b'\f#\vinclude/* why */"h.h"',
-        b'# /* why\n */ include "h.h"',
-        b'#embed "h.h" limit(1)',
-        b'auto s = u8R"-(" /* )" )-"; /* "\n*/\n#include "h.h"',
-        b'char a = \'"\'; auto b = "/*";\n#include "h.h"\nauto c = "*/";',
-        b"char a = '\\'', b = '\"'; int c = 1'000; auto d = \"/*\";\n#include \"h.h\"\n// */",
-        b'#error "it\n#include "h.h"',
-    ],
-)
-def test_an_include_is_seen_as_the_compiler_sees_it(tmp_path: Path, text: bytes) -> None:
+@pytest.mark.parametrize("text", INCLUDES["seen"])
+def test_an_include_is_seen_as_the_compiler_sees_it(tmp_path: Path, text: str) -> None:
     (tmp_path / "h.h").write_text("")
-    (tmp_path / "a.cpp").write_bytes(text + b"\n")
+    (tmp_path / "a.cpp").write_bytes(f"{text}\n".encode())
     assert names(scan(tmp_path, "a.cpp")) == ["a.cpp", "h.h"]
 
 
@@ -103,15 +78,7 @@ def test_the_scan_takes_linear_time(tmp_path: Path, part: str) -> None:
     assert time.process_time() - before < 1
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        r'asm(".incbin \"/etc/hostname\"");',
-        r'asm("nop\n\t.include \"/etc/hostname\"");',
-        'asm(R"(\n .include "/etc/hostname")");',
-        '#define TEXT(x) #x\nasm(TEXT(. incbin "/etc/hostname"));',
-    ],
-)
+@pytest.mark.parametrize("text", INCLUDES["assembler"])
 def test_files_of_the_assembler_are_refused(project: Path, text: str) -> None:
     (project / "lib/two.h").write_text(text)
     with pytest.raises(ConfigError, match="reads a file by the assembler") as caught:
@@ -121,19 +88,7 @@ def test_files_of_the_assembler_are_refused(project: Path, text: str) -> None:
     assert "lib/two.h" in names(scan(project, "a.cpp"))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "#if __has_include(<vector>) || __has_include(<png.h>)",
-        '#if defined(__has_include) && \\\n  __has_include("png.h")',
-        "#define HAS_PNG __has_include(<png.h>)",
-        "#define HAS(x) __has_include(x)\n#if 0\n#elif HAS(<png.h>)",
-        "#define HAS(x, y) x##y\n#if HAS(__has_, include)(<png.h>)",
-        "#define PNG <png.h>\n#if __has_include(PNG)",
-        "#if __has_include_next(<png.h>)\n#include <other/png.h>",
-        '%:if __has_include("/**/png.h")\n??=if __has_include(<png.h>)',
-    ],
-)
+@pytest.mark.parametrize("text", INCLUDES["asked"])
 def test_headers_of_has_include_are_listed_unless_the_project_has_them(project: Path, text: str) -> None:
     (project / "b.cpp").write_text(text)
     assert "png.h" in scan(project, "b.cpp").asked
@@ -145,16 +100,7 @@ def test_headers_of_has_include_are_listed_unless_the_project_has_them(project: 
     assert scan(project, "lib/b.cpp").asked == ("../../x",)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('#define OTHER "/etc/passwd"\n#embed OTHER', "by #embed one"),
-        ('%:embed "../../../etc/passwd"', "by #embed one"),
-        ("#embed <passwd>", "by #embed one"),
-        ('#if 0\n#include "one.h.gch"\n#endif', "is a precompiled header"),
-        ('#include "one.h.gch/any"', "is a precompiled header"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), INCLUDES["refused"])
 def test_files_that_no_reader_of_the_project_sees_are_refused(project: Path, text: str, message: str) -> None:
     precompiled = project / "lib" / "one.h.gch"
     if "any" in text:

@@ -6,6 +6,7 @@ back, so nothing of the worker is ever unpickled.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 from collections.abc import Sequence
@@ -84,8 +85,10 @@ class Arena(ArenaView):
         self._largest_end = 0
         self._descriptor: int | None = None
         if device == "cpu":
-            self._descriptor = os.memfd_create("arena")
+            self._descriptor = os.memfd_create("arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(self._descriptor, _CPU_BYTES)
+            # If a worker could truncate it, SIGBUS would end this process.
+            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
             self.handle: Any = self._descriptor
             super().__init__(mmap.mmap(self._descriptor, _CPU_BYTES))
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
 import time
@@ -14,6 +15,7 @@ import psutil
 
 _MOST_WALKS = 100
 _ENTRY_BYTES = 64 << 10
+_BUFFER_BYTES = 1 << 20
 _RUNNING = "RS"  # states of threads: running, and sleeping until a signal, such as SIGSTOP
 _STOP_SECONDS = 1.0
 
@@ -101,8 +103,16 @@ def disk_bytes(directory: Path) -> int:
     return total
 
 
+def free_bytes(directory: Path) -> int:
+    """Return the free space of a directory's file system."""
+    status = os.statvfs(directory)
+    return status.f_bfree * status.f_frsize
+
+
 def nameless_bytes(processes: Iterable[int], apart: Iterable[int] = ()) -> int:
     """Return the bytes of the open files of processes that have no name: deleted ones, and memory of `memfd_create`.
+
+    A pipe or socket counts as a full buffer, which is no process's memory.
 
     Args:
         apart: Descriptors of this process; their files do not count.
@@ -116,4 +126,16 @@ def nameless_bytes(processes: Iterable[int], apart: Iterable[int] = ()) -> int:
                     status = opened.stat()
                     if stat.S_ISREG(status.st_mode) and status.st_nlink == 0 and status.st_ino not in own:
                         sizes[status.st_dev, status.st_ino] = status.st_blocks * 512
+                    elif stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode):
+                        sizes[status.st_dev, status.st_ino] = _BUFFER_BYTES
     return sum(sizes.values())
+
+
+def map_deleted_files(processes: Iterable[int]) -> bool:
+    """Return whether processes have mapped deleted files, which need no open descriptor."""
+    for process in processes:
+        with suppress(OSError):
+            maps = Path(f"/proc/{process}/maps").read_text(errors="replace")
+            if re.search(r" (?!/memfd:|/dev/zero)/\S.* \(deleted\)$", maps, re.MULTILINE):
+                return True
+    return False

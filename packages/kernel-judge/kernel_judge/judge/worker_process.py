@@ -29,6 +29,8 @@ from kernel_judge.judge.evaluation import FAILURES
 from kernel_judge.judge.process_tree import (
     descendants,
     disk_bytes,
+    free_bytes,
+    map_deleted_files,
     memory_bytes,
     nameless_bytes,
     signal_each,
@@ -90,6 +92,7 @@ class WorkerProcess(ExitStack):
         self._tokens: deque[str | None] = deque([None])
         with ExitStack() as opened:
             self.scratch = opened.enter_context(temporary_directory())
+            self._free = free_bytes(self.scratch)
             self.inputs, self.outputs = (Arena(device, arena_bytes) for _ in range(2))
             opened.callback(self.inputs.close)
             opened.callback(self.outputs.close)
@@ -171,6 +174,9 @@ class WorkerProcess(ExitStack):
         arenas = [*self.inputs.descriptors, *self.outputs.descriptors]
         files = disk_bytes(self.scratch) + nameless_bytes(processes, arenas)
         files += self.inputs.excess() + self.outputs.excess()
+        lost = self._free - free_bytes(self.scratch)
+        if lost > MOST_DISK and map_deleted_files(processes):
+            files = max(files, lost)
         for name, used, most, unit in (
             ("processes", len(processes), MOST_PROCESSES, 1),
             ("GB of memory", memory, MOST_MEMORY, 1e9),

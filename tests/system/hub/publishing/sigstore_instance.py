@@ -136,12 +136,7 @@ class Instance:
         """Return Rekor's answer to a new entry. Every entry is the only one of its tree."""
         body = json.dumps(proposed, sort_keys=True, separators=(",", ":")).encode()
         log = hashlib.sha256(_public(self._signatures)).hexdigest()
-        entry = {
-            "body": _base64(body),
-            "integratedTime": int(time.time()),
-            "logID": log,
-            "logIndex": 0,
-        }
+        entry = {"body": _base64(body), "integratedTime": int(time.time()), "logID": log, "logIndex": 0}
         promised = json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
         root = hashlib.sha256(b"\0" + body)
         note = f"tests\n1\n{_base64(root.digest())}\n"

@@ -341,7 +341,4 @@ def test_packages_of_other_sources_are_refused(hub: RunningHub, doubling: Path, 
     (scale / "scale/scale_cuda.cu").write_text("")
     with pytest.raises(PackageError) as raised:
         put(hub, scale)
-    assert raised.value.message.splitlines()[2:] == [
-        "    build.toml has changed",
-        "    scale/scale.h has changed",
-    ]
+    assert raised.value.message.splitlines()[2:] == ["    build.toml has changed", "    scale/scale.h has changed"]

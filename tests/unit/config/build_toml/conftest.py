@@ -19,13 +19,7 @@ from kernel_builder.config import build_toml, known_backends, project
 from kernel_builder.config.project_files import read_project
 from kernel_format.errors import ConfigError
 
-GENERAL = {
-    "name": '"a-b"',
-    "version": "1",
-    "edition": "5",
-    "license": '"apache-2.0"',
-    "backends": '["cpu", "cuda"]',
-}
+GENERAL = {"name": '"a-b"', "version": "1", "edition": "5", "license": '"apache-2.0"', "backends": '["cpu", "cuda"]'}
 TORCH = '[torch]\nsrc = ["torch-ext/binding.cpp"]\n'
 CPU = '[kernel.c]\nbackend = "cpu"\ndepends = ["torch"]\nsrc = ["a.cpp"]\n'
 CUDA = '[kernel.g]\nbackend = "cuda"\ndepends = ["torch"]\nsrc = ["a.cu"]\n'

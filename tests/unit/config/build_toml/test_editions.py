@@ -101,10 +101,7 @@ EDITION_4 = [
     general(edition=None).replace(TORCH, '[torch-noarch]\npyext = ["py"]\ncuda_capabilities = ["9.0"]\n'),
 ]
 # Edition 3 needs neither `version` nor, for Python only, a framework.
-EDITION_3 = [
-    general(edition=None, version=None),
-    general(edition=None, version=None).replace(TORCH + CPU + CUDA, ""),
-]
+EDITION_3 = [general(edition=None, version=None), general(edition=None, version=None).replace(TORCH + CPU + CUDA, "")]
 # Other forms of tables.
 FORMS = [
     'general.name = "a-b"\ngeneral.backends = ["cpu"]\ngeneral.license = "mit"\n'
