@@ -58,7 +58,7 @@ def create_app(settings: Settings) -> FastAPI:
     hub = Hub(settings)
     app.state.hub = hub
     app.state.metrics = Metrics(hub.root, hub.index.stored_bytes, settings.quota_bytes)
-    app.state.clones = {anonymous: anyio.Semaphore(CLONES // 2) for anonymous in (True, False)}
+    app.state.clones = {known: anyio.Semaphore(CLONES // 2) for known in (True, False)}
     observers = anyio.CapacityLimiter(2)  # not the threads of other requests, which may all be busy
 
     @app.get("/health")

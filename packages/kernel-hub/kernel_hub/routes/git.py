@@ -79,7 +79,7 @@ async def git_refs(
         raise forbidden(_PUSH)
     if service != "git-upload-pack":
         raise bad_request("this Hub speaks git's smart protocol only: use git 1.6.6 or later")
-    blocks = [block async for block in _upload_pack(request, path, b"", not caller.name, "--http-backend-info-refs")]
+    blocks = [block async for block in _upload_pack(request, path, b"", bool(caller.name), "--http-backend-info-refs")]
     media = "application/x-git-upload-pack-advertisement"
     return Response(b"001e# service=git-upload-pack\n0000" + b"".join(blocks), media_type=media, headers=_NO_CACHE)
 
@@ -95,7 +95,7 @@ async def git_upload_pack(repo_id: RepoId, request: Request, hub: TheHub, caller
     if request.headers.get("content-encoding") in {"gzip", "x-gzip"}:
         body = _unpacked(body)
     media = "application/x-git-upload-pack-result"
-    return StreamingResponse(_upload_pack(request, path, body, not caller.name), media_type=media, headers=_NO_CACHE)
+    return StreamingResponse(_upload_pack(request, path, body, bool(caller.name)), media_type=media, headers=_NO_CACHE)
 
 
 @router.post("/kernels/{organization}/{name}/git-receive-pack")
@@ -119,15 +119,13 @@ def _unpacked(body: bytes) -> bytes:
     return data
 
 
-async def _upload_pack(
-    request: Request, path: str, body: bytes, anonymous: bool, *options: str
-) -> AsyncIterator[bytes]:
+async def _upload_pack(request: Request, path: str, body: bytes, known: bool, *options: str) -> AsyncIterator[bytes]:
     """Run `git upload-pack` with a request, and yield its response, within limits of time and memory.
 
     The process ends with this generator.
     """
     protocol = request.headers.get("git-protocol", "")
-    async with request.app.state.clones[anonymous]:  # a client without a token may read as slowly as it likes
+    async with request.app.state.clones[known]:  # a client without a token may read as slowly as it likes
         try:
             process = await anyio.open_process(
                 [*_UPLOAD_PACK, *options, path],
