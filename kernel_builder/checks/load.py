@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from kernel_builder import toml_file
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
 from kernel_builder.checks.fit import may_load
 from kernel_builder.checks.python_rules import always_present, imported_roots
@@ -52,7 +53,8 @@ def check_load(package: CheckedPackage) -> Iterator[Finding]:
         foreign = _foreign(package, answer.get("missing", ()))
         if foreign:
             raise NotApplicable(f"this machine has no {', '.join(foreign)}, which the package imports")
-        hint = next(hint for pattern, hint in _HINTS if re.search(pattern, text))
+        hints = toml_file.read(Path(__file__).with_name("load_hints.toml"))["hint"]
+        hint = next(of["hint"] for of in hints if re.search(of["message"], text))
         yield Finding(f"the client cannot load the package: {text}", hint, path="__init__.py")
 
 
@@ -134,18 +136,6 @@ def asked_for(variant: str) -> tuple[str | None, str]:
     if backend is None:
         return None, ""
     return backend.name if backend.in_every_torch else None, backend.dispatch_key
-
-
-# The message of a failed load -> the hint.
-_HINTS = (
-    ("undefined symbol", "add the source that defines the symbol to `src` in build.toml"),
-    ("FileNotFoundError", "add the ending of the file to `pyext` in build.toml: the package has only these files"),
-    (r"not compiled with CUDA|No CUDA GPUs|NVIDIA driver", "ask for the device in the function that needs it"),
-    (r"Tried to register an operator \(", "define the op once, in C++ or in Python, and give it one fake"),
-    ("no answer after", "look at code that runs when the package is imported: it waits, or computes for too long"),
-    ("was killed by", "look at code that runs at load: static initializers, and schemas and keys of registered ops"),
-    ("", "run `python -m kernel_builder.checks.probe load DIR` on the package to see the full message"),
-)
 
 
 SECONDS = 300  # for the answer to a question, by default

@@ -31,22 +31,9 @@ _PYTHON = re.compile(r"_?Py[A-Z_]")
 _CPP_RUNTIME = re.compile(r"_Z(?:T[ISV])?(?:N[KVrRO]*)?S[tabsiod]|__cxa_")
 _TORCH_LIBRARIES = re.compile(r"lib(?:torch|torch_cpu|torch_cuda|torch_python|c10)\.so")
 _LINK_TORCH = "link with libtorch_cpu.so"
-_FAMILIES = (
-    SymbolFamily(
-        "the OpenMP runtime",
-        re.compile(r"(?:GOMP|omp)_"),
-        re.compile(r"libtorch_cpu\.so|libgomp\.so"),
-        f"{_LINK_TORCH}, which loads the one OpenMP runtime of the process",
-    ),
-    SymbolFamily(
-        "SLEEF, which Torch contains", re.compile(r"Sleef_[a-z]"), re.compile(r"libtorch_cpu\.so"), _LINK_TORCH
-    ),
-    SymbolFamily(
-        "TVM FFI",
-        re.compile(r"TVMFFI[A-Z]|_Z(?:T[ISV])?N[KVrRO]*3tvm3ffi"),
-        re.compile(r"libtvm_ffi\.so"),
-        "make it a [tvm-ffi] project, which links libtvm_ffi.so",
-    ),
+_FAMILIES = tuple(
+    SymbolFamily(of["title"], re.compile(of["names"]), re.compile(of["libraries"]), of["hint"])
+    for of in toml_file.read(Path(__file__).with_name("symbol_families.toml"))["family"]
 )
 _TORCH = SymbolFamily("Torch", re.compile(rf"{_TORCH_CPP.pattern}|{_TORCH_C.pattern}"), _TORCH_LIBRARIES, _LINK_TORCH)
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TextIO, TypeVar, cast
 import click
 
 import kernel_builder
-from kernel_builder import network
+from kernel_builder import network, toml_file
 from kernel_builder.cli.plugins import PluginGroup
 from kernel_builder.config.build_toml import FILE
 from kernel_builder.config.notices import notices
@@ -28,51 +28,7 @@ from kernel_builder.plural import some_of
 from kernel_builder.progress import PrintableStream
 from kernel_format.errors import BuildError, ConfigError, KernelBuilderError
 
-# Help section -> command -> its function in `kernel_builder.cli.<module>`.
-_SECTIONS: dict[str, dict[str, str]] = {
-    "Start": {
-        "doctor": "toolchain_command.doctor",
-        "init": "init_command.init",
-        "port": "init_command.port",
-    },
-    "Build and check": {
-        "build": "build_command.build",
-        "check-config": "config_command.check_config",
-        "check-builds": "check_command.check_builds",
-        "list-variants": "variants_command.list_variants",
-        "benchmark": "benchmark_command.benchmark",
-        "tune": "tune_command.tune",
-    },
-    "Publish": {
-        "upload": "upload_command.upload",
-        "audit": "audit_command.audit",
-        "verify": "sign_command.verify",
-        "sign": "sign_command.sign",
-        "wheel": "upload_command.wheel",
-        "hub": "hub_command.hub",
-    },
-    "Agents": {},
-    "Develop": {
-        "devshell": "develop_command.devshell",
-        "testshell": "develop_command.testshell",
-        "emulate": "develop_command.emulate",
-        "create-pyproject": "develop_command.create_pyproject",
-    },
-    "Less often": {
-        "update-build": "config_command.update_build",
-        "toolchain": "toolchain_command.toolchain",
-        "fill-card": "upload_command.fill_card",
-    },
-}
-# Commands for scripts of the public tool, which `--help` does not list.
-_HIDDEN = {
-    "build-and-copy": "build_command.build_and_copy",
-    "build-and-upload": "upload_command.build_and_upload",
-    "check-abi": "check_command.check_builds",
-    "completions": "completions_command.completions",
-    "hash": "check_command.hash_builds",
-}
-_PLUGIN_SECTION = "Agents"
+_COMMANDS = toml_file.read(Path(__file__).with_name("commands.toml"))
 _Result = TypeVar("_Result")
 
 _OUTPUT_LINES = 40  # of a compiler, before its log is named
@@ -156,8 +112,8 @@ class MainGroup(PluginGroup):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands by section."""
-        sections = {title: list(commands) for title, commands in _SECTIONS.items()}
-        sections[_PLUGIN_SECTION] += [name for name in self.list_commands(ctx) if name not in self.own]
+        sections = {title: list(commands) for title, commands in _COMMANDS["sections"].items()}
+        sections["Agents"] += [name for name in self.list_commands(ctx) if name not in self.own]
         for title, names in sections.items():
             commands = [(name, self.get_command(ctx, name)) for name in names]
             rows = [(name, command.get_short_help_str(60)) for name, command in commands if command is not None]
@@ -189,8 +145,8 @@ class MainGroup(PluginGroup):
 
 @click.group(
     cls=MainGroup,
-    own={command: target for commands in _SECTIONS.values() for command, target in commands.items()},
-    hidden_commands=_HIDDEN,
+    own={command: target for commands in _COMMANDS["sections"].values() for command, target in commands.items()},
+    hidden_commands=_COMMANDS["hidden"],
     entry_points="kernel_builder.commands",
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -25,10 +25,7 @@ _VARIABLE = re.compile(r"()\s*(\w+)\s*((?:\[.*\])?)\s*", re.DOTALL)
 _IDENTIFIER = re.compile(r"[\w:]+$")
 _SIMPLE = (
     (re.compile(r"\bhip(?=[A-Z])"), "cuda"),  # functions, types and constants of the runtime
-    (
-        re.compile(r"(#define \w+ )(?:CUDA|HIP)$", re.MULTILINE),
-        r"\1CPU",
-    ),  # a macro in place of the name of the back end
+    (re.compile(r"(#define \w+ )(?:CUDA|HIP)$", re.MULTILINE), r"\1CPU"),  # a macro that names the back end
     (re.compile(r"(TORCH_LIBRARY_IMPL\w*\s*\(\s*\w+\s*,\s*)(?:CUDA|HIP)\b"), r"\1CPU"),
     (re.compile(r"(\.|->)is_cuda\(\)"), r"\1is_cpu()"),
     (re.compile(r"\bDeviceType::CUDA\b"), "DeviceType::CPU"),

@@ -27,18 +27,8 @@ from kernel_format.files import write_atomically
 # Packages that only a build needs, and dependencies of Torch.
 _EVERYWHERE = ("torch", "numpy", "ninja", "packaging", "setuptools", "wheel", "pybind11")
 # Necessary changes in sources: pattern -> instruction.
-_REWRITES = (
-    (rb"PYBIND11_MODULE\s*\(", "PYBIND11_MODULE: register the functions as operators"),
-    (rb"^\s*TORCH_LIBRARY(_IMPL|_FRAGMENT)?\s*\(", "TORCH_LIBRARY: the namespace has to be TORCH_EXTENSION_NAME"),
-    (rb"^\s*STABLE_TORCH_LIBRARY(_IMPL|_FRAGMENT)?\s*\(", "STABLE_TORCH_LIBRARY: the namespace as well"),
-    (rb"\bRegisterOperators\b", "RegisterOperators: two builds in one process abort Python; use TORCH_LIBRARY_EXPAND"),
-    (rb"\.\s*(def|impl)\s*\(\s*\"\w+::\w", "the name of an op has a namespace: leave it out, the library gives it one"),
-    (rb"#\s*include\s*[<\"]torch/extension\.h", "torch/extension.h includes Python's headers: see docs/port.md"),
-    (
-        rb"#\s*include\s*[<\"](pybind11|torch/csrc/utils/pybind|torch/python\.h|Python\.h)",
-        "needs Python's C++ interface: leave it out",
-    ),
-)
+_TABLE = toml_file.read(Path(__file__).with_name("rewrites.toml"))
+_REWRITES = {of["pattern"].encode(): of["instruction"] for of in _TABLE["rewrite"]}
 
 # A kernel launch without a stream: its configuration has one or two arguments, or three.
 _LAUNCH = re.compile(r"<<<(.*?)>>>", re.DOTALL)
@@ -300,7 +290,7 @@ def _rewrites(root: Path, kernels: Sequence[PortedExtension]) -> Iterator[Remark
     """Yield the lines of sources and headers that have to change."""
     for path in dict.fromkeys(path for kernel in kernels for path in (*kernel.src, *kernel.headers)):
         content = (root / path).read_bytes()
-        for pattern, text in _REWRITES:
+        for pattern, text in _REWRITES.items():
             for match in re.finditer(pattern, content, re.MULTILINE):
                 yield Remark(content.count(b"\n", 0, match.start() + 1) + 1, text, path)
         text = content.decode(errors="replace")

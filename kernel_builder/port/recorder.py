@@ -269,8 +269,8 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if value is None or isinstance(value, (bool, int, float)):
         return value
-    text = str(value).replace(f"{root}/", "").replace(root, ".")
-    return text.replace(f"{home}/torch", "TORCH").replace(home, "CUDA_HOME")
+    text = str(value).replace(f"{home}/torch", "TORCH").replace(home, "CUDA_HOME")
+    return text.replace(f"{root}/", "").replace(root, ".").replace(f"{Path(root).parent}/", "../")
 
 
 def run(script: str) -> str | None:
@@ -320,6 +320,9 @@ def main() -> None:
         for key in ("libraries", "options")
         if settings.get(key)
     ]
+    module = "torch.utils.cpp_extension"
+    replaced = vars(sys.modules.get(module, object)).keys() - CONTENTS[module].keys()
+    left_out += [(0, f"{module}.{name} is replaced and not run") for name in sorted(replaced) if name[:2] != "__"]
     in_setup = [extension for extension in extensions if any(extension is entry for entry in declared)]
     kept = []
     for extension in extensions:

@@ -181,17 +181,11 @@ def scan(
         where, places = str(root / name), [name.rpartition("/")[0], *include]
         if _PRECOMPILED.search(name):
             raise ConfigError("is a precompiled header, which a compiler loads unread", where=where, hint="delete it")
-        if facts.assembled:
+        if facts.assembled or not all(_of_project(root, places, target) for target in facts.embedded):
             raise ConfigError(
-                "reads a file by the assembler's .incbin or .include, which compilers do not list",
+                "reads a file by the assembler's .incbin or .include, or by #embed one that the project does not have",
                 where=where,
                 hint="write the content as an array into a header, and include that",
-            )
-        if not all(_of_project(root, places, target) for target in facts.embedded):
-            raise ConfigError(
-                "embeds a file that the project does not have, or whose name is in a macro",
-                where=where,
-                hint="copy the file into the project, and write its relative name into #embed",
             )
         if facts.computed:
             torch = libraries = True
@@ -214,6 +208,5 @@ def scan(
                 if library_headers and library_headers.fullmatch(target):
                     libraries = True
         asked.update(name for name in facts.asked if facts.asks_next or not _of_project(root, places, name))
-    return Scan(
-        tuple(sorted(digests.items())), torch, python, namespace, libraries, tuple(sorted(asked)) if asks else ()
-    )
+    found = tuple(sorted(asked)) if asks else ()
+    return Scan(tuple(sorted(digests.items())), torch, python, namespace, libraries, found)

@@ -57,14 +57,17 @@ def set_machine(cuda: str | None, gpu: bool, home: str) -> None:
 
 
 def build_extension(self: Any, extension: Any) -> None:
-    """Compile an extension, whose missing sources are empty, and give the compilers its name."""
+    """Compile an extension, whose missing sources are empty, and give the compilers its name; others follow errors."""
     for path in map(Path, extension.sources):
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
     is_cuda = "cudart" in extension.libraries or any(str(path).endswith(".cu") for path in extension.sources)
     os.environ["RECORDED_EXTENSION"] = f"{'cuda' if is_cuda else 'cpu'} {extension.name}"
-    compile_extension(self, extension)
+    try:
+        compile_extension(self, extension)
+    except Exception:  # such as a source for Cython, which is not installed
+        traceback.print_exc()
 
 
 def run(script: str, cuda: str | None, gpu: bool, home: str, variables: dict[str, str], output: str) -> int:

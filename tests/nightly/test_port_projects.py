@@ -18,6 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,6 @@ from kernel_builder.port.extension_table import PortedExtension, table_name
 from kernel_builder.port.first_build_toml import Port, port
 from kernel_builder.port.setup_runs import MACHINES
 from kernel_builder.steps import confinement
-from kernel_format.errors import ConfigError
 
 pytestmark = pytest.mark.nightly
 
@@ -119,6 +119,7 @@ def _read(file: Path, directory: Path) -> Commands:
     commands: dict[tuple[str, str], list[Command]] = {}
     text = file.read_text() if file.exists() else ""
     text = text.replace(f"{root}/", "").replace(root, ".").replace(str(file.parent / "cuda"), "CUDA_HOME")
+    text = text.replace(str(file.with_suffix("")), "/".join(".." for _ in directory.parts))
     text = re.sub(r"/\S*?/site-packages/torch\b", "TORCH", text)
     for line in text.split("\037\n")[:-1]:
         compiler, extension, *words = line.split("\037")
@@ -151,13 +152,15 @@ def differences(ported: Port, runs: Sequence[Commands], known: Sequence[Counter[
         sources = {command.source for command in commands}
         seen |= {(kernel.name, source) for source in sources}
         yield from _unequal(f"{kernel.name}: sources", sources, set(kernel.src), output)
+        if "_write_ninja_file is replaced" in output:  # by a function that adds options to commands
+            continue
         every = set[str]().union(*(command.options for command in commands))
         architectures = set()
         for is_nvcc, flags in ((False, kernel.cxx_flags), (True, kernel.cuda_flags)):
             own = [command.options for command in commands if command.is_nvcc == is_nvcc]
             real = set[str]().union(*(options - known[number] for options in own))
             architectures |= {option for option in real if re.search(r"(compute|sm)_\d", option)}
-            translated = r"-DPy_LIMITED_API|-DTORCH_TARGET_VERSION|-I(TORCH|CUDA_HOME)"
+            translated = r"-DPy_LIMITED_API|-DTORCH_(TARGET_VERSION|API_INCLUDE)|-I(TORCH|CUDA_HOME)"
             real = {option for option in real - architectures if not re.match(translated, option)}
             here = {*map(_normal, compiler_flags.options(flags)), *(f"-I{path}" for path in kernel.include)}
             if own:
@@ -174,11 +177,13 @@ def differences(ported: Port, runs: Sequence[Commands], known: Sequence[Counter[
 
 def _commands_of(kernel: PortedExtension, runs: Sequence[Commands]) -> tuple[int, list[Command]]:
     """Return the commands of the machine that a table is for, and the machine's number."""
-    for number in (1, 0, 2) if kernel.backend == "cuda" else (2, 0, 1):
+    order = (1, 0, 2) if kernel.backend == "cuda" else (2, 0, 1)
+    # A CUDAExtension without CUDA sources is an extension for the CPU to setuptools.
+    for wanted, number in product(dict.fromkeys((kernel.backend, "cpu")), order):
         named = [
             commands
             for (backend, name), commands in runs[number].items()
-            if table_name(name) == kernel.name and backend in (kernel.backend, "cpu" if number < 2 else "")
+            if table_name(name) == kernel.name and backend == wanted
         ]
         if named:  # modules of several packages can have the same name
             sources = {*kernel.src}
@@ -223,9 +228,6 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> list[Counter[str]]:
 @pytest.mark.parametrize("script", SCRIPTS, ids=str)
 def test_build_toml_has_what_setuptools_compiles(script: Path, known: Sequence[Counter[str]], tmp_path: Path) -> None:
     runs = recorded(script, tmp_path)
-    try:
-        ported = port(script)
-    except ConfigError as error:
-        assert not any(runs), error  # the script needs variables or modules, which both report
-        return
-    assert not list(differences(ported, runs, known))
+    if not any(runs):  # it needs variables, or modules that are not installed
+        pytest.skip("setup.py compiles nothing here")
+    assert not list(differences(port(script), runs, known))

@@ -62,6 +62,15 @@ DIFFUSION = {
         concat_padding_mask=False,
         extra_pos_embed_type=None,
     ),
+    "Ernie-Image": lambda: case(
+        "ErnieImageTransformer2DModel",
+        IMAGE,
+        {"text_bth": random(TEXT_TOKENS, 16), "text_lens": torch.full((BATCH,), TEXT_TOKENS)},
+        hidden_size=64,
+        ffn_hidden_size=96,
+        text_in_dim=16,
+        rope_axes_dim=(8, 12, 12),
+    ),
     "LongCat-Image": lambda: _flux_like("LongCatImage"),
     "LTX-2": lambda: case(
         "LTX2VideoTransformer3DModel",

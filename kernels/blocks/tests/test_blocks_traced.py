@@ -1,12 +1,13 @@
 """`accelerate(model, scope="model")`: Dynamo's graphs with the kernels in them."""
 
+import gc
 import importlib
 from unittest import mock
 
 import pytest
 import small_models
 import torch
-from model_cases import Case, error
+from model_cases import Case, RecordedModel, error
 from text_models import PADDED, TOKENS, lively, model_of
 from torch import nn
 from torch.nn import functional as F
@@ -31,7 +32,7 @@ KERNELS = {
     "qwen3": {"RMSNorm", "residual sum with RMSNorm", "q/k norm with rotary embedding", "gated activation"},
     "phi3": {"RMSNorm", "residual sum with RMSNorm", "rotary embedding", "gated activation"},
     "ltx": {"norm with modulation", "residual sum with gate", "q/k norm with rotary embedding"},
-    "wan": {"RMSNorm", "residual sum with gate", "q/k norm with rotary embedding"},
+    "wan": {"RMSNorm", "residual sum with norm, gate and modulation", "q/k norm with rotary embedding"},
     "flux2": {"RMSNorm", "gated activation", "q/k norm with rotary embedding", "rotary embedding"},
 }
 
@@ -93,6 +94,12 @@ class Function(nn.Module):
 
     def forward(self, x):
         return self.function(x, self.weight)
+
+
+class Calls(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.forward = function
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -243,6 +250,24 @@ def test_rotary_tables_that_are_inputs(blocks, half, cos, sin, count):
     assert report.replaced["Rotating", "rotary embedding"] == count
 
 
+@pytest.mark.parametrize(
+    ("library", "function", "angles"),
+    [
+        ("stable_audio3", "_apply_rotary_partial", (5, 16)),
+        ("stable_audio3", "_apply_rotary_partial", (5, 8)),
+        ("helios", "apply_rotary_emb_transposed", (2, 5, 32)),
+    ],
+)
+@torch.no_grad()
+def test_rotary_embeddings_of_diffusers_rotate_q_and_k_together(blocks, library, function, angles):
+    rotate = getattr(importlib.import_module(f"diffusers.models.transformers.transformer_{library}"), function)
+    inputs = torch.randn(2, 5, 3, 16), torch.randn(2, 5, 3, 16), torch.randn(angles)
+    model = Calls(lambda q, k, angles: (rotate(q, angles), rotate(k, angles)))
+    faster = RecordedModel(blocks, model)
+    torch.testing.assert_close(faster(*inputs), model(*inputs))
+    assert faster.kernels == {"apply_rotary": 1}
+
+
 # --- with other tools ------------------------------------------------------------------------------------------------
 
 
@@ -259,6 +284,7 @@ def test_graph_breaks_are_in_the_report(blocks):
     model = Breaks()
     report = traced(blocks, model)
     model(torch.ones(2, 64))
+    assert gc.isenabled()  # it is off during the first trace
     assert "graph break" in {name for name, _ in report.left}
     assert report.replaced["RMSNorm", "RMSNorm"] == 1
 

@@ -1,6 +1,8 @@
 """Small random text models of transformers, and helpers of their tests."""
 
+import json
 from collections import Counter
+from pathlib import Path
 
 import torch
 import transformers
@@ -8,33 +10,10 @@ from model_cases import DEVICE, randomized
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-SIZES = {
-    "vocab_size": 99,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-# The windows are narrower than the sequences of the tests. Gemma's second layer has none.
-WINDOW = {"sliding_window": 8}
-GEMMA = {**WINDOW, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 16}
-HALF_ROTARY = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
-CONFIGS = {
-    "gemma2": ("Gemma2Config", GEMMA),
-    "gemma3": ("Gemma3TextConfig", GEMMA),
-    "llama": ("LlamaConfig", {"mlp_bias": True, "attention_bias": True}),
-    "mistral": ("MistralConfig", WINDOW),
-    "olmo2": ("Olmo2Config", {}),
-    "phi3": ("Phi3Config", {**WINDOW, "rope_parameters": HALF_ROTARY}),
-    "qwen2": ("Qwen2Config", {**WINDOW, "use_sliding_window": True, "max_window_layers": 1}),
-    "qwen3": ("Qwen3Config", {**WINDOW, "use_sliding_window": True, "max_window_layers": 1}),
-}
+# Configurations and their options. The windows are narrower than the tests' sequences. Gemma's second layer has none.
+TABLE = json.loads(Path(__file__).with_suffix(".json").read_text())
+SIZES, CONFIGS = TABLE["sizes"], TABLE["models"]
+GEMMA = CONFIGS["gemma2"][1]
 TOKENS = torch.arange(3, 27, device=DEVICE).view(2, 12)
 PADDED = torch.ones_like(TOKENS)
 PADDED[0, :4] = 0

@@ -31,7 +31,7 @@ from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal, answer, bad_request, busy
 from kernel_hub.routes import ROUTERS, pages
 from kernel_hub.routes.absent import absent
-from kernel_hub.routes.git import CLONES
+from kernel_hub.routes.git import PROCESSES
 from kernel_hub.settings import Settings
 
 log = logging.getLogger("kernel_hub")
@@ -40,6 +40,8 @@ _THREADS = 64  # a request that waits for a lock occupies one
 _ANONYMOUS = 16  # of them, for requests without a token
 _LOOPBACK_NAMES = ["127.0.0.1", "localhost", "[::1]"]
 _FULL_MESSAGES = ("No space left", "database or disk is full")  # of libgit2 and of SQLite
+# What a caller may read is not for others: neither for those behind the same cache, nor after a logout.
+_CACHING = ((b"cache-control", b"private, no-cache"), (b"vary", b"Authorization, Cookie"))
 _OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -58,7 +60,7 @@ def create_app(settings: Settings) -> FastAPI:
     hub = Hub(settings)
     app.state.hub = hub
     app.state.metrics = Metrics(hub.root, hub.index.stored_bytes, settings.quota_bytes)
-    app.state.clones = {anonymous: anyio.Semaphore(CLONES // 2) for anonymous in (True, False)}
+    app.state.processes = {kind: anyio.Semaphore(most) for kind, most in PROCESSES.items()}
     observers = anyio.CapacityLimiter(2)  # not the threads of other requests, which may all be busy
 
     @app.get("/health")
@@ -171,7 +173,7 @@ class RequestObserver:
                 waiting = False
                 status = message["status"]
                 self._write_audit(scope, status)
-                message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode()), *_CACHING]
             await send(message)
 
         self._metrics.active.inc()

@@ -10,18 +10,22 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pygit2
 import pytest
 import requests
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import paginate
 from raw_requests import TOKEN, commit, commit_body, memory, signed_address
+from starlette.types import Message
 
 from kernel_format.errors import HubError
 from kernel_hub import repair, tokens
+from kernel_hub.app import create_app
 from kernel_hub.git.ignore import ignored
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal
+from kernel_hub.routes import git
 from kernel_hub.settings import Settings
 from tests.support.running_hub import RunningHub
 
@@ -179,6 +183,37 @@ def test_the_index_is_rebuilt_at_the_start_and_by_check(start_hub: Callable[...,
         Hub(Settings(hub.root))
     (hub.root / "index.sqlite").unlink()
     assert requests.get(f"{start_hub().url}/api/kernels").json()[0]["sha"] == moved
+
+
+def test_a_clone_ends_when_its_client_stalls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Hub(Settings(tmp_path)).repositories.create("a/one", private=False, author="a")
+    head = pygit2.Repository(str(tmp_path / "repositories/a/one.git")).references["refs/heads/main"].target
+    body = f"0011command=fetch00010032want {head}\n0009done\n0000".encode()
+    kind = [(b"content-type", b"application/x-git-upload-pack-request"), (b"git-protocol", b"version=2")]
+    address = {"type": "http", "method": "POST", "path": "/kernels/a/one/git-upload-pack", "query_string": b""}
+    app = create_app(Settings(tmp_path))
+    monkeypatch.setattr(git, "BLOCK_SECONDS", 0.1)
+
+    async def fetch() -> None:
+        sent = iter([{"type": "http.request", "body": body}])
+
+        async def receive() -> Message:
+            for message in sent:
+                return message
+            return await anyio.sleep_forever()
+
+        async def send(message: Message) -> None:
+            if message.get("body"):
+                await anyio.sleep_forever()
+
+        with anyio.fail_after(10):
+            await app({**address, "headers": [(b"host", b"localhost"), *kind]}, receive, send)
+
+    async def fetch_often() -> None:
+        for _ in range(git.PROCESSES["anonymous"] + 1):  # no process of git is lost
+            await fetch()
+
+    anyio.run(fetch_often)
 
 
 # Cards: little Markdown that stands for much HTML, or takes long to parse or to clean

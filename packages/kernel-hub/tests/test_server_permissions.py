@@ -373,6 +373,9 @@ def test_files_and_pages_run_no_script(hub: RunningHub) -> None:
         assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
         for forbidden in ("<script", "onload=", "<svg", "javascript:", '"onerror='):
             assert forbidden not in answer.text.replace("&lt;", ""), (page, forbidden)
+    for kept in (f"kernels/{KERNEL}/resolve/main/a.js", f"api/kernels/{KERNEL}", "", "api/kernels/a/none"):
+        of_cache = requests.get(f"{hub.url}/{kept}").headers
+        assert (of_cache["Cache-Control"], of_cache["Vary"]) == ("private, no-cache", "Authorization, Cookie")
     for page in ("/?search=%3Cscript%3E", "/kernels/%3Cscript%3E/x", "/a/%3Cscript%3E", "/%3Cscript%3E"):
         answer = requests.get(hub.url + page, headers={"Accept": "text/html"})
         assert "<script" not in answer.text

@@ -216,6 +216,7 @@ def test_differences_between_machines_are_named(tmp_path: Path) -> None:
         f"{HEAD}gpu = ['-DTUNED'] if torch.cuda.is_available() else []\n"
         "cuda = [('TWO', '2')] if CUDA_HOME else []\n"
         "unused = CppExtension('unused', ['b.cpp'])\n"
+        "torch.utils.cpp_extension._write_ninja_file = print\n"
         "extensions = [CE('a', ['a.cu'], extra_compile_args=gpu), CppExtension('b', ['b.cpp'], define_macros=cuda)]\n"
         "if not CUDA_HOME:\n    raise OSError('no toolkit')\n"
         "setup(ext_modules=extensions)\n"
@@ -224,6 +225,7 @@ def test_differences_between_machines_are_named(tmp_path: Path) -> None:
     texts = [entry["text"] for entry in report["left-out"]]
     assert "the extension 'a' on CUDA 13 with a GPU only: extra_compile_args -DTUNED" in texts
     assert "the extension 'unused' is not in ext_modules" in texts
+    assert "torch.utils.cpp_extension._write_ninja_file is replaced and not run" in texts
     assert "the extension 'b' on CUDA 13 with a GPU only: define_macros ['TWO', '2']" in texts
     (failed,) = report["failed"]
     assert re.fullmatch(r"as on a CPU: setup.py ends at line \d+: OSError: no toolkit", failed)
@@ -240,7 +242,7 @@ def strings(value: Any) -> Iterator[str]:
 
 STRANGE = """
 flags = ["-O3", "-std=c++17", "-fopenmp", f"-I{here}/inc", "-I/home/me/lib", "-ObjC++", "-Wall", "-L/opt", "-lfoo"]
-flags += ["-Wl,-z,now"]
+flags += ["-Wl,-z,now", f"-I{os.path.dirname(here)}/outside"]
 nvcc = ["-Xptxas", "-v", "-shared", "-gencode", "arch=compute_80,code=[sm_80,compute_80]", "--threads", "4"]
 setup(
     name="svox2", include_dirs=["common"], libraries=[("z", {"sources": ["z.c"]})],
@@ -280,6 +282,7 @@ def test_no_argument_is_lost(tmp_path: Path) -> None:
     read = read_project(tmp_path)
     assert (read.name, read.python_depends) == ("svox2", ("einops", "tvm-ffi"))
     (kernel,) = read.kernels
+    assert "'../outside' is outside the directory of setup.py" in shown
     assert "libraries of setup(): [('z', {'sources': ['z.c']})]" in shown
     assert (kernel.src, kernel.include) == (("a.cu",), ("common", "inc")), (
         "an included source is not compiled by itself"

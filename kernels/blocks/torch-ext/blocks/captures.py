@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, Optional
 
 import torch
@@ -34,10 +33,6 @@ class Captures:
         self._pool: Any = None
         self._pool_bytes = 0
         self._snapshot: Optional[Snapshot] = None
-
-    def on_device_of(self, model: nn.Module) -> AbstractContextManager:
-        """Return a context in which the device of a model is the current one."""
-        return self._gpu.on_device_of(model)
 
     def remove(self) -> None:
         """Free all graphs. Calls that come later begin anew."""

@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from .attention import unrepeated
 from .editing import Editor, fits, is_alike, origin
 from .kernel_set import decode, geglu, rope3d
-from .matching import argument, dtype_of, operation, same_value, shape_of, value
+from .matching import argument, dtype_of, operation, shape_of, value
 
 _ROWS = 8  # that the kernels of decode take
 _ELEMENTS = 256  # of a head, at most
@@ -56,7 +56,7 @@ def _join_gate(editor: Editor, node: Node) -> None:
     """Compute the two products of a gated activation together with it."""
     if node.target not in (geglu.swiglu_pair, geglu.geglu_pair):
         return
-    sides = [same_value(part) for part in node.args[:2]]
+    sides = node.args[:2]
     gate, up = (_product(side, users=1) for side in sides)
     if gate is None or up is None or not editor.may_join(sides, node):
         return

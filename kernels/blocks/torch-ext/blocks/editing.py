@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from .kernel_set import DEVICE, DTYPES
-from .matching import changes, dtype_of, is_tensor, operation, same_value, shape_of, value
+from .matching import argument, changes, dtype_of, is_tensor, operation, shape_of, value
 
 
 class Editor:
@@ -96,22 +96,44 @@ class Editor:
         for node in sorted(nodes):
             before.prepend(node)
 
-    def merge_views(self) -> None:
-        """Let equal views of a value be one, so that the same tables are one value."""
+    def merge_equal(self) -> None:
+        """Let equal views of a value be one, and equal tables of angles, so that the same tables are one value."""
         known: dict[Any, Node] = {}
         for node in list(self._graph.nodes):
-            if not is_tensor(node) or not (is_view(node) or _is_slice(node)):
-                continue
-            key = repr((node.op, node.target, node.args, node.kwargs))
-            first = known.setdefault(key, node)
-            if first is not node:
-                self.replace(node, first)
+            is_same = is_tensor(node) and (is_view(node) or _is_part(node) or self._is_constant_table(node))
+            if is_same or operation(node) in _SPLITS:
+                key = repr((node.op, node.target, node.args, node.kwargs))
+                first = known.setdefault(key, node)
+                if first is not node:
+                    self.replace(node, first)
+
+    def _is_constant_table(self, node: Node) -> bool:
+        """Return whether a node computes cosines or sines, or casts them, and nothing can write them, or their angles.
+
+        Callers may write the results of a graph.
+        """
+        angle = node.args[0] if operation(node) == "cast" else node
+        if operation(angle) not in ("cos", "sin") or any(user.op == "output" for user in node.users):
+            return False
+        return not any(angle < other for other in self._changing)
 
     def remove_copies(self) -> None:
-        """Remove casts to the dtype that a value has, and dropouts that drop nothing: they return their argument."""
+        """Remove operations that return their argument: casts to its dtype, dropouts of nothing, slices of all."""
         for node in self.nodes():
-            if is_tensor(node) and same_value(node) is not node:
-                self.replace(node, same_value(node))
+            if is_tensor(node) and _returns_its_argument(node):
+                self.replace(node, node.args[0])
+
+
+def _returns_its_argument(node: Node) -> bool:
+    name = operation(node)
+    if name == "cast" and dtype_of(node) == dtype_of(node.args[0]):
+        # `copy` and a memory format make a new tensor.
+        return not {"copy", "memory_format"} & {*node.kwargs} and True not in node.args
+    index: Any = node.args[1] if name == "getitem" and is_tensor(node.args[0]) else ()
+    if isinstance(index, tuple) and len(index) == 2 and index[0] is Ellipsis and type(index[1]) is slice:
+        size, full = shape_of(node)[-1], shape_of(node.args[0])[-1]
+        return type(size) is type(full) is int and size == full  # a comparison would bind a symbolic size
+    return name == "dropout" and bool(node.args) and argument(node, 2, "training", True) is False
 
 
 def fits(node: Any, *dtypes: torch.dtype) -> bool:
@@ -143,14 +165,15 @@ def broadcasts(modulation: Any, x: Any) -> bool:
     return all(size == 1 for size in shape[first:-1])
 
 
-def _is_slice(node: Node) -> bool:
-    """Return whether a node is a view by numbers, slices, ellipses and new dimensions."""
-    if operation(node) != "getitem" or not is_tensor(node.args[0]):
+def _is_part(node: Node) -> bool:
+    """Return whether a node is a part by numbers, slices, ellipses and new dimensions: of a tensor a view."""
+    if operation(node) != "getitem":
         return False
     index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
     return all(part is None or part is Ellipsis or type(part) in (int, slice) for part in index)
 
 
+_SPLITS = {"chunk", "split", "unbind"}
 _VIEWS = {"view", "reshape", "unflatten", "transpose", "permute", "unsqueeze", "squeeze", "flatten"}
 
 

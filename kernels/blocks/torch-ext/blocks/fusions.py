@@ -27,7 +27,6 @@ from .matching import (
     narrow,
     one_plus,
     operation,
-    same_value,
     shape_of,
     tagged,
     value,
@@ -96,7 +95,8 @@ def fuse(module: GraphModule, returns_logits: bool = True) -> list[tuple[Node, s
     Without `returns_logits`, a graph with gradients returns None for logits that only a loss reads.
     """
     editor = Editor(module)
-    editor.merge_views()
+    editor.remove_copies()
+    editor.merge_equal()
     for replace in (
         partial(join_loss, returns_logits=returns_logits),
         drop_causal_mask,
@@ -113,7 +113,6 @@ def fuse(module: GraphModule, returns_logits: bool = True) -> list[tuple[Node, s
     ):
         for node in editor.nodes():
             replace(editor, node)
-    editor.remove_copies()
     module.graph.lint()
     module.recompile()
     return editor.misses
@@ -194,7 +193,7 @@ def _add_before_norm(editor: Editor, node: Node) -> None:
     is_gated = total.target is adaln.gate_residual
     if not is_gated and (operation(total) != "add" or total.kwargs or not all(map(is_tensor, total.args))):
         return
-    x, branch, *gating = (same_value(part) for part in total.args)
+    x, branch, *gating = total.args
     if not is_alike(total, x, branch):
         return
     kernel = _sum_and_norm(node, x, branch, *gating)
@@ -272,7 +271,7 @@ def _join_gelu(editor: Editor, node: Node) -> None:
     """Compute a GELU in the epilogue of its projection, which has no gradient."""
     if not HAS_EPILOGUE or operation(node) != "gelu" or argument(node, 1, "approximate", "none") != "tanh":
         return
-    projection = same_value(node.args[0])
+    projection = node.args[0]
     if operation(projection) != "linear" or len(projection.args) != 3 or len(projection.users) > 1:
         return
     x, weight, bias = projection.args

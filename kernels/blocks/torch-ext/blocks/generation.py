@@ -14,7 +14,6 @@ This module imports transformers: import it only for a model of transformers.
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, Optional
 
 import torch
@@ -52,20 +51,15 @@ class Decoder(Captures):
 
     def sample(
         self,
-        model: nn.Module,
+        model: Any,
         forward: Callable[..., Any],
         own: Callable[..., Any],
         input_ids: Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
+        *,
         synced_gpus: bool = False,
-        streamer: Any = None,
-        **model_kwargs: Any,
+        **arguments: Any,
     ) -> Any:
         """Return the result of `own`, the `_sample` of the model. `forward` is the model's own forward."""
-        arguments = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria}
-        arguments["generation_config"] = generation_config
         try:
             device = self._device_of(model)
             refuse_if(
@@ -75,13 +69,13 @@ class Decoder(Captures):
                 (input_ids.device != device, f"the tokens are on {input_ids.device}, the model on {device}"),
             )
             # Another thread may be in a step, which changes the model's configuration.
-            with self._lock, _for_decoding(model):
-                call = GenerateCall(model, own, input_ids, **arguments, streamer=streamer, kwargs=model_kwargs)
+            with self._lock, model._optimize_model_for_decode():
+                call = GenerateCall(model, own, input_ids, **arguments)
                 self._check_state(model, device)
                 refuse_if((call.key in self._refused, self._refused.get(call.key)))
         except Refused as refused:
             self.counts.eager[str(refused)] += 1
-            return own(input_ids, **arguments, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
+            return own(input_ids, synced_gpus=synced_gpus, **arguments)
         self.counts.generated += 1
         if call.by_hand is not None:
             self.counts.by_hand[call.by_hand] += 1
@@ -108,11 +102,11 @@ class Decoder(Captures):
         kind = call.input_ids.shape[0], call.windows, self._gpu.modes()
         state = next((state for state in reversed(self._free) if state.kind == kind), None)
         if state is None:
-            state = State(kind, call, capacity)
+            state = State(kind, call, capacity, self._gpu.wait)
             self._states.add(state)
         else:
             self._free.remove(state)
-            state.resize(call, capacity, self._gpu.wait)
+            state.resize(call, capacity)
         return state
 
     def _give_back(self, state: State) -> None:
@@ -132,7 +126,7 @@ class Decoder(Captures):
 
     # --- one call ----------------------------------------------------------------------------------------------------
 
-    def _generate(self, model: nn.Module, forward: Callable, own: Callable, call: GenerateCall) -> Any:
+    def _generate(self, model: Any, forward: Callable, own: Callable, call: GenerateCall) -> Any:
         # transformers computes the prefill and chooses the first token.
         criteria = StoppingCriteriaList([MaxLengthCriteria(call.input_ids.shape[1] + 1)])
         first = own(call.input_ids, call.processors, criteria, call.config, **call.kwargs)
@@ -148,15 +142,15 @@ class Decoder(Captures):
             """Compute the token after `length` tokens."""
             position = length + ahead - 1
             if position >= state.cache.capacity:
-                state.resize(call, bucket_of(min(2 * position, most_cached)), self._gpu.wait)
+                state.resize(call, bucket_of(min(2 * position, most_cached)))
             self._run_step(state, call, model, forward)
 
         try:
             with self._gpu.in_order(tokens.device):
-                state.begin(call, tokens, self._gpu.wait)
+                state.begin(call, tokens)
             if not call.is_filled and type(call.cache).__name__ == "DynamicCache":
                 call.cache.layers.clear()  # its memory is free then
-            with _for_decoding(model):
+            with model._optimize_model_for_decode():  # with another implementation of experts
                 length = self._loop(call, state, step, tokens.shape[1], kept)
             if call.streamer is not None:
                 call.streamer.end()
@@ -217,7 +211,7 @@ class Decoder(Captures):
                     is_first = not any(other.graphs for other in self._states)
                     replay, _ = self._capture(forward, compute, finish, device, is_first, fuse_step)
                     self.counts.captured += 1
-                    state.remember(call, replay, self._gpu.wait)
+                    state.remember(call, replay)
                 except Refused as refused:
                     self._refused[call.key] = str(refused)
             with self._gpu.in_order(device):
@@ -234,9 +228,3 @@ def bucket_of(length: int) -> int:
     """Return a number of positions for `length` or more: at most a quarter more, and one of four in each octave."""
     unit = max(64, 1 << max(0, length.bit_length() - 3))
     return -(-length // unit) * unit
-
-
-def _for_decoding(model: nn.Module) -> Any:
-    """Return the context in which transformers runs decoding steps, with another implementation of experts."""
-    optimize = getattr(model, "_optimize_model_for_decode", None)
-    return nullcontext() if optimize is None else optimize()

@@ -57,8 +57,8 @@ class GenerateCall:
         logits_processor: Any,
         stopping_criteria: Any,
         generation_config: Any,
-        streamer: Any,
-        kwargs: dict[str, Any],
+        streamer: Any = None,
+        **kwargs: Any,
     ) -> None:
         """Understand the arguments of `own`, the `_sample` of the model.
 

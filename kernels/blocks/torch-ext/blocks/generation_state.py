@@ -129,8 +129,9 @@ class State:
     """
 
     @torch.inference_mode(False)  # else the memory could not be written outside of inference mode
-    def __init__(self, kind: tuple, call: GenerateCall, capacity: int) -> None:
-        self.kind = kind
+    def __init__(self, kind: tuple, call: GenerateCall, capacity: int, wait: Callable[[], None]) -> None:
+        """Have memory for `capacity` tokens. `wait` returns when the GPU has finished all graphs."""
+        self.kind, self._wait = kind, wait
         self.cache = FixedCache(call.windows, call.cache, capacity)
         self.graphs: OrderedDict[Any, tuple[Callable[[], None], Any]] = OrderedDict()
         self.logits: Optional[Tensor] = None
@@ -146,13 +147,12 @@ class State:
         return sum(x.nbytes for x in (*self.cache.tensors, self.ids, self.logits) if x is not None)
 
     @torch.inference_mode(False)
-    def begin(self, call: GenerateCall, tokens: Tensor, wait: Callable[[], None]) -> None:
+    def begin(self, call: GenerateCall, tokens: Tensor) -> None:
         """Prepare for steps after the prefill and the first token.
 
         Args:
             call: Its cache has the content of the prefill.
             tokens: [batch, tokens], all of them with the first new one.
-            wait: Waits until the GPU has finished all graphs: they must not be freed before.
         """
         self.cache.take(call.cache, call.kwargs.get("attention_mask"))
         self.ids.copy_(tokens[:, -1:].expand_as(self.ids))
@@ -163,28 +163,30 @@ class State:
         given = call.kwargs.get("position_ids")
         following = None if given is None else given[..., -1:] + 1
         if getattr(following, "shape", None) != getattr(self.position_ids, "shape", None):
-            wait()
-            self.graphs.clear()
+            self._clear()
             self.position_ids = following
         elif following is not None:
             self.position_ids.copy_(following)
 
     @torch.inference_mode(False)
-    def resize(self, call: GenerateCall, capacity: int, wait: Callable[[], None]) -> None:
+    def resize(self, call: GenerateCall, capacity: int) -> None:
         """Make room for more tokens, without the graphs."""
         if capacity <= self.cache.capacity:
             return
-        wait()
-        self.graphs.clear()
+        self._clear()
         before, self.cache = self.cache, FixedCache(call.windows, self.cache, capacity)
         self.cache.copy(before)
         more = self.ids[:, -1:].expand(-1, capacity + 1 - self.ids.shape[1])  # the first new token, or a later one
         self.ids = torch.cat((self.ids, more), 1)
 
-    def remember(self, call: GenerateCall, replay: Callable[[], None], wait: Callable[[], None]) -> None:
+    def _clear(self) -> None:
+        self._wait()
+        self.graphs.clear()
+
+    def remember(self, call: GenerateCall, replay: Callable[[], None]) -> None:
         self.graphs[call.key] = replay, (call.processors, call.eos, call.pad)
         if len(self.graphs) > _REPLAYABLE:
-            wait()
+            self._wait()
             self.graphs.popitem(last=False)
 
     def compute(self, model: Any, forward: Callable[..., Any], call: GenerateCall) -> Tensor:

@@ -35,11 +35,6 @@ class Gpu:
             return "the caller captures a graph"
         return "a capture could not be ended" if _broken else None
 
-    def on_device_of(self, model: nn.Module) -> AbstractContextManager:
-        """Return a context in which the device of a model is the current one."""
-        weight = next(model.parameters(), None)
-        return torch.cuda.device(weight.device) if weight is not None and weight.is_cuda else nullcontext()
-
     def modes(self) -> tuple:
         """Return the global settings that kernels are chosen by."""
         autocast = torch.is_autocast_enabled("cuda")
@@ -49,7 +44,9 @@ class Gpu:
             autocast and torch.get_autocast_dtype("cuda"),
             torch.get_default_dtype(),
             torch.are_deterministic_algorithms_enabled(),
-            *_float32_precision(),
+            torch.backends.cuda.matmul.fp32_precision,
+            torch.backends.cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
+            torch.backends.cudnn.rnn.fp32_precision,  # type: ignore[attr-defined]
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
             torch.backends.cuda.flash_sdp_enabled(),
@@ -141,13 +138,10 @@ class Gpu:
             torch.cuda.empty_cache()
 
 
-def _float32_precision() -> tuple:
-    """Return whether products of float32 use TF32. Torch 2.9 and later refuse the old names after a use of the new."""
-    matmul: Any = torch.backends.cuda.matmul
-    cudnn: Any = torch.backends.cudnn
-    if hasattr(matmul, "fp32_precision"):
-        return matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
-    return matmul.allow_tf32, cudnn.allow_tf32
+def on_device_of(model: nn.Module) -> AbstractContextManager:
+    """Return a context in which the device of a model is the current one."""
+    weight = next(model.parameters(), None)
+    return torch.cuda.device(weight.device) if weight is not None and weight.is_cuda else nullcontext()
 
 
 def _autocast_without_cache() -> AbstractContextManager:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map, tree_unflatten
 
 from .calls import Call, Refused, is_value, take_apart
 from .captures import Captures
-from .gpu import Gpu
+from .gpu import Gpu, on_device_of
 from .kernel_set import PLAIN_TENSORS, is_forward_mode, is_transformed
 from .report import Report
 from .snapshots import Snapshot
@@ -83,7 +83,7 @@ class GraphRunner(Captures):
 
     def call(self, model: nn.Module, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Return the result of `forward(*args, **kwargs)`, the model's own forward."""
-        with self.on_device_of(model):
+        with on_device_of(model):
             try:
                 call = self._prepare(model, args, kwargs)
                 with self._lock:

@@ -16,6 +16,7 @@ from typing import Any, SupportsIndex
 from torch import nn
 from torch.compiler import is_compiling
 
+from .gpu import on_device_of
 from .graph_runner import GraphRunner
 from .kernel_set import is_off
 from .report import GraphCounts, Report
@@ -115,7 +116,7 @@ def _with_graphs(cls: Any) -> Any:
             decoder = decoders.get(self)
             if decoder is None or is_off():
                 return cls._sample(self, *args, **kwargs)
-            with decoder.on_device_of(self):
+            with on_device_of(self):
                 own = MethodType(cls._sample, self)
                 return decoder.sample(self, MethodType(cls.forward, self), own, *args, **kwargs)
 

@@ -70,27 +70,12 @@ def changes(node: Node) -> bool:
     return name.startswith(("_enter", "_exit", "_set_", "set_")) or (is_functional and node.args[-1:] == (True,))
 
 
-def same_value(node: Any) -> Any:
-    """Return the value that a node passes on, as casts to the dtype that it has do, and dropouts that drop nothing."""
-    while isinstance(node, Node) and node.args:
-        # `copy` and a memory format make a new tensor of the same dtype.
-        is_cast = operation(node) == "cast" and not {"copy", "memory_format"} & {*node.kwargs} and True not in node.args
-        if not (is_cast and dtype_of(node) == dtype_of(node.args[0])) and not (
-            operation(node) == "dropout" and argument(node, 2, "training", True) is False
-        ):
-            break
-        node = node.args[0]
-    return node
-
-
 def unwidened(node: Any) -> Any:
     """Return the value of which a node is a cast to float32 or float64, or the node."""
-    node = same_value(node)
     while operation(node) == "cast" and dtype_of(node) in (torch.float32, torch.float64):
-        inner = same_value(node.args[0])
-        if not value(inner).is_floating_point():
+        if not value(node.args[0]).is_floating_point():
             break
-        node = inner
+        node = node.args[0]
     return node
 
 
@@ -160,7 +145,6 @@ def named(name: str, number: bool = False, optional: bool = False) -> Pattern:
     """Match a tensor; `number`: a number; `optional`: a tensor or None. The same name is the same value everywhere."""
 
     def find(node: Any, match: Match, dtype: Optional[torch.dtype]) -> Iterator[Match]:
-        node = same_value(node)
         is_number = isinstance(node, (int, float)) and not isinstance(node, bool)
         fits = is_number if number else is_tensor(node) or (optional and node is None)
         if fits and match.values.get(name, node) == node:
@@ -173,7 +157,6 @@ def call(name: str, *parts: Any) -> Pattern:
     """Match a call of an operation, by the name that `values.operation` gives it."""
 
     def find(node: Any, match: Match, dtype: Optional[torch.dtype]) -> Iterator[Match]:
-        node = same_value(node)
         operands = _operands(name, node)
         if operands is not None:
             for order in (operands, operands[::-1]) if name in _COMMUTATIVE else (operands,):
@@ -203,9 +186,9 @@ def wide(x: Pattern) -> Pattern:
 
 def narrow(x: Pattern) -> Pattern:
     def find(node: Any, match: Match, dtype: Optional[torch.dtype]) -> Iterator[Match]:
-        inside = node = same_value(node)
+        inside = node
         if operation(node) == "cast" and dtype_of(node.args[0]) == torch.float32:
-            inside, match = same_value(node.args[0]), match.through(node)
+            inside, match = node.args[0], match.through(node)
         if dtype_of(inside) == torch.float32:
             for found in x.find(inside, match, torch.float32):
                 if dtype_of(found["x"]) == dtype_of(node):
@@ -219,7 +202,7 @@ def one_plus(x: Pattern) -> Pattern:
     total = call("add", 1, x)
 
     def find(node: Any, match: Match, dtype: Optional[torch.dtype]) -> Iterator[Match]:
-        chain = list(added_dimensions(same_value(node)))
+        chain = list(added_dimensions(node))
         if chain:
             for found in total.find(chain[-1], match.through(chain[0]), dtype):
                 yield replace(found, values={**found.values, "views": tuple(chain[:-1])})

@@ -24,22 +24,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from .calls import Refused
-from .kernel_set import DEVICE, PLAIN_TENSORS, is_transformed
+from .calls import Refused, is_value
+from .kernel_set import DEVICE, PLAIN_TENSORS, is_transformed, off
 from .matching import changes
 
-_VALUES = (
-    *(type(None), type(...), bool, int, float, complex, str),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
-)
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
-
-_thread = threading.local()
-
-
-def is_recording() -> bool:
-    """Return whether this thread records a forward."""
-    return getattr(_thread, "is_recording", False)
 
 
 class Recording:
@@ -67,10 +56,10 @@ class Recording:
         with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
             writer = _Writer(self._cls, FakeTensorMode())
         args, kwargs = tree_map(writer.add_input, (args, kwargs))
-        _thread.is_recording = True
         try:
-            # Compiled parts run their own Python, whose calls are recorded.
-            with torch.compiler.set_stance("force_eager"), writer.modules(), writer.fakes, _Dispatched(writer), writer:
+            # Compiled and accelerated parts run their own Python, whose calls are recorded.
+            stance = torch.compiler.set_stance("force_eager")
+            with stance, off(), writer.modules(), writer.fakes, _Dispatched(writer), writer:
                 output = forward(*args, **kwargs)
             self._leaves, self._structure = tree_flatten(output)
             self._places = [index for index, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor)]
@@ -81,8 +70,6 @@ class Recording:
             name = "" if isinstance(error, Refused) else f"{type(error).__name__}: "
             reason = writer.obstacle or f"{name}{error}".strip().partition("\n")[0]
             raise Refused(f"it cannot be captured: {reason}") from None
-        finally:
-            _thread.is_recording = False
         for index in self._places:
             self._leaves[index] = None
         self.module = GraphModule(writer.constants, writer.graph)
@@ -234,7 +221,7 @@ class _Writer(TorchFunctionMode):
             return _DTYPES[value]
         if isinstance(value, torch.Generator):
             return self._constant(value)
-        if type(value) not in _VALUES:
+        if value is not Ellipsis and not is_value(value):
             raise Refused(f"an argument of a call is a {type(value).__name__}")
         return value
 

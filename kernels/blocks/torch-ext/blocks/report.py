@@ -1,6 +1,5 @@
 """The report of `accelerate`: replaced operations, those left, and the counts of CUDA graphs. It grows with each."""
 
-import html
 import re
 import sys
 from collections import Counter
@@ -63,7 +62,7 @@ def _versions() -> dict[str, str]:
     return kernel_set.VERSIONS | {library: str(version) for library, version in loaded.items() if version is not None}
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """A model's replaced modules, the modules left, and the reasons: a table by `print(report)` and in notebooks.
 
@@ -84,7 +83,7 @@ class Report:
     graphs: dict[str, GraphCounts] = field(default_factory=dict)
     generation: dict[str, GraphCounts] = field(default_factory=dict)
     check: Optional[Comparison] = None
-    _counted: set[tuple[str, ...]] = field(default_factory=set, repr=False)
+    _counted: set[tuple[str, ...]] = field(default_factory=set)
 
     def add(self, graph: Graph, misses: Sequence[tuple[Node, str]], cls: type, owner: str = "") -> None:
         """Add a graph of a module of class `cls`, and the operations of it that a kernel almost computes.
@@ -139,11 +138,7 @@ class Report:
         lines.append("versions: " + ", ".join(f"{name} {version}" for name, version in self.versions.items()))
         return "\n".join(lines)
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(str(self))
+    __repr__ = __str__  # for notebooks
 
 
 def _data_of(counts: GraphCounts) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def _earlier(node: Node) -> Optional[Node]:
 
 def _root(table: Any) -> Any:
     """Return the value of which a table is the same view or cast as another node may be."""
-    while operation(table) in ("squeeze", "unsqueeze", "cast", "transfer"):
+    while operation(table) in ("squeeze", "unsqueeze", "contiguous", "cast", "transfer"):
         table = table.args[0]
     *_, table = added_dimensions(table)
     return table

@@ -16,7 +16,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from .editing import is_view
-from .matching import dtype_of, is_tensor, operation, same_value, shape_of, unwidened, value
+from .matching import dtype_of, is_tensor, operation, shape_of, unwidened, value
 
 _WIDE = (torch.float32, torch.float64)
 _SHAPES = {"view", "reshape", "flatten", "unflatten"}
@@ -64,8 +64,8 @@ class _Rows:
             parts = [self.run(store.args[2]) for store in assignments_to(node)]
             if [store.args[1] for store in assignments_to(node)] == _PAIRS:
                 return torch.stack(parts, -1).flatten(-2)
-        if name == "cast" and dtype_of(inner := same_value(node.args[0])) in _WIDE and operation(inner) in _SUMS:
-            return self.run(inner)  # it rounds a sum
+        if name == "cast" and dtype_of(node.args[0]) in _WIDE and operation(node.args[0]) in _SUMS:
+            return self.run(node.args[0])  # it rounds a sum
         if name in _SHAPES:
             given, (leading, shape) = self.run(node.args[0]), self._split(node)
             if leading == self._split(node.args[0])[0] and all(type(size) is int for size in shape):
@@ -87,10 +87,10 @@ class _Rows:
     def _product(self, first: Any, second: Any) -> Tensor:
         for given, table in ((first, second), (second, first)):
             with contextlib.suppress(_Unknown):
-                row, factor = self.run(given), same_value(table)
+                row = self.run(given)
                 if is_tensor(table) and row.shape[self._leading :] == shape_of(table)[-1:]:
-                    self.tables.setdefault(factor, _random(row.shape[-1], value(table).is_complex()))
-                    return row * self.tables[factor]
+                    self.tables.setdefault(table, _random(row.shape[-1], value(table).is_complex()))
+                    return row * self.tables[table]
         raise _Unknown
 
 
@@ -140,7 +140,7 @@ class Rotation:
 def rotation_in(node: Node) -> Optional[Rotation]:
     """Return the rotation whose result a node is, or None."""
     is_rounded = operation(node) == "cast" and dtype_of(node.args[0]) in _WIDE
-    root = same_value(node.args[0]) if is_rounded else node
+    root = node.args[0] if is_rounded else node
     wholes = (_whole(part, shape_of(root)) for product in _products_in(root) for part in product.args)
     for x in dict.fromkeys(filter(is_tensor, wholes)):
         size = shape_of(x)[-1]
@@ -166,7 +166,7 @@ def _products_in(root: Node) -> list[Node]:
     pending: list[Any] = [root]
     steps = 0
     while pending and steps < _STEPS:
-        part, steps = same_value(pending.pop()), steps + 1
+        part, steps = pending.pop(), steps + 1
         name = operation(part)
         if name == "mul":
             products.append(part)

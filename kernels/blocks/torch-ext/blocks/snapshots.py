@@ -102,17 +102,13 @@ class Snapshot:
         changed.update(id(tensor) for tensor, version in self._on_host if tensor._version != version)
         pairs = [("", now, self._root_attributes), *zip(self._names, self._containers, self._copies)]
         for name, container, copy in pairs:
-            keys = copy if isinstance(copy, dict) else range(len(copy))
-            if (
-                isinstance(copy, set)
-                or len(container) != len(copy)
-                or (keys is copy and container.keys() != copy.keys())
-            ):
+            entries = _entries_of(copy)
+            if isinstance(copy, set) or _entries_of(container).keys() != entries.keys():
                 if not _is_same(container, copy):
                     return name or "its attributes"
                 continue
-            for key in keys:
-                if not _is_same(container[key], copy[key]) or id(copy[key]) in changed:
+            for key, then in entries.items():
+                if not _is_same(container[key], then) or id(then) in changed:
                     return f"{name}.{key}".lstrip(".")
         forwards = (cls.__name__ for cls, forward in self._forwards if cls.forward is not forward)
         return f"the forward of {name}" if (name := next(forwards, "")) else "the class of a module"
@@ -123,9 +119,7 @@ class Snapshot:
         waiting: deque[tuple[Any, str]] = deque()
 
         def look_into(container: Any, name: str) -> None:
-            keys: Any = container if isinstance(container, dict) else range(len(container))
-            for key in keys if not isinstance(container, (set, frozenset)) else ():
-                value = container[key]
+            for key, value in _entries_of(container).items():
                 if isinstance(value, Tensor):
                     self._owners.append(container)
                     self._keys.append(key)
@@ -151,6 +145,13 @@ class Snapshot:
                 self._names.append(name)
             if value:
                 look_into(value, name)
+
+
+def _entries_of(container: Any) -> dict[Any, Any]:
+    """Return the values of a container by their keys or indices; a set has none."""
+    if isinstance(container, (set, frozenset)):
+        return {}
+    return container if isinstance(container, dict) else dict(enumerate(container))
 
 
 def _obstacle_in(module: nn.Module, name: str, device: torch.device) -> Optional[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pygit2
-from pygit2.enums import DeltaStatus, FileMode
+from pygit2.enums import FileMode
 
 from kernel_hub import names
 from kernel_hub.git.configuration import GitConfiguration
@@ -155,12 +155,8 @@ class GitCommits:
                 raise conflict(
                     f"{', '.join(paths[:5])} changed on {request.base} as well: commit to refs/pr/{number} again"
                 )
-            merged = retry_reading(lambda: index.write_tree(self._git))
-            before, after = (peeled(self._git, oid, pygit2.Tree) for oid in (tip, merged))
-            changes = [
-                FileChange(d.new_file.path, None if d.status == DeltaStatus.DELETED else str(d.new_file.id))
-                for d in before.diff_to_tree(after).deltas
-            ]
+            deltas = index.diff_to_tree(peeled(self._git, tip, pygit2.Tree)).deltas
+            changes = [FileChange(d.new_file.path, str(d.new_file.id) if d.new_file.id else None) for d in deltas]
             tree = changed_tree(self._git, tip, changes)  # which refuses names that differ in case only
             oid = write_commit(self._git, [tip, request.head], tree, f"Merge pull request {number}\n", author)
             self._refs.move(branch, oid, tip)

@@ -79,12 +79,9 @@ class RepositoryStore:
             private_directory(staging)
             GitRepository.create(repo_id, staging, private=private, author=author)
             with self._naming(repo_id):
-                try:
-                    staging.rename(path)
-                except OSError:
-                    if path.is_dir():  # just created
-                        raise existing from None
-                    raise
+                if path.is_dir():  # just created
+                    raise existing
+                staging.rename(path)
                 sync_filesystem(path.parent)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
@@ -109,12 +106,7 @@ class RepositoryStore:
         with repository_lock(old, source), self._index.changing(source), self._naming(target, besides=source):
             if new.exists():
                 raise conflict(f"{target} exists")
-            try:
-                old.rename(new)
-            except OSError:
-                if new.is_dir():  # just created, which needs no lock of this repository
-                    raise conflict(f"{target} exists") from None
-                raise
+            old.rename(new)
             sync_filesystem(new.parent)
             sync_filesystem(old.parent)
             remove_repository_lock(old)

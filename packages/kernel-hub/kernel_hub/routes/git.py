@@ -10,14 +10,15 @@ import resource
 import signal
 import subprocess
 import zlib
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from typing import Annotated
 
 import anyio
 from anyio import to_thread
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Send
 
 from kernel_hub.git.command import git_command, git_environment
 from kernel_hub.hub_service import Hub
@@ -28,15 +29,14 @@ from kernel_hub.tokens import Caller
 # Of two paths of one function, the lower decorator's is tried first: a name with .git at its end.
 router = APIRouter(include_in_schema=False)
 
-CLONES = 8  # processes of git at the same time, half of them for requests without a token
+PROCESSES = {"refs": 4, "known": 4, "anonymous": 4}  # of git at the same time, by what they do and for whom
 SECONDS = 600  # the longest fetch
 CPU_SECONDS = 60  # of each process of git
 MEMORY_BYTES = 2 << 30  # of each process of git
 REQUEST_BYTES = 4 << 20
-BLOCK = 64 << 10
+BLOCK_SECONDS = 30  # the longest until a client has read a block of 64 KB
 
 _PROTOCOLS = {"version=1", "version=2"}
-_NO_CACHE = {"Cache-Control": "no-cache"}
 _PUSH = "this Hub does not accept pushes: publish with `kernel-builder upload` or huggingface_hub"
 _UPLOAD_PACK = git_command(
     *("upload-pack", "--strict", "--stateless-rpc"),
@@ -79,9 +79,10 @@ async def git_refs(
         raise forbidden(_PUSH)
     if service != "git-upload-pack":
         raise bad_request("this Hub speaks git's smart protocol only: use git 1.6.6 or later")
-    blocks = [block async for block in _upload_pack(request, path, b"", not caller.name, "--http-backend-info-refs")]
+    with anyio.fail_after(SECONDS):
+        blocks = [block async for block in _run_git(request, path, b"", "refs", "--http-backend-info-refs")]
     media = "application/x-git-upload-pack-advertisement"
-    return Response(b"001e# service=git-upload-pack\n0000" + b"".join(blocks), media_type=media, headers=_NO_CACHE)
+    return Response(b"001e# service=git-upload-pack\n0000" + b"".join(blocks), media_type=media)
 
 
 @router.post("/kernels/{organization}/{name}/git-upload-pack")
@@ -95,7 +96,7 @@ async def git_upload_pack(repo_id: RepoId, request: Request, hub: TheHub, caller
     if request.headers.get("content-encoding") in {"gzip", "x-gzip"}:
         body = _unpacked(body)
     media = "application/x-git-upload-pack-result"
-    return StreamingResponse(_upload_pack(request, path, body, not caller.name), media_type=media, headers=_NO_CACHE)
+    return _ReadInTime(_run_git(request, path, body, "known" if caller.name else "anonymous"), media_type=media)
 
 
 @router.post("/kernels/{organization}/{name}/git-receive-pack")
@@ -119,15 +120,28 @@ def _unpacked(body: bytes) -> bytes:
     return data
 
 
-async def _upload_pack(
-    request: Request, path: str, body: bytes, anonymous: bool, *options: str
-) -> AsyncIterator[bytes]:
-    """Run `git upload-pack` with a request, and yield its response, within limits of time and memory.
+class _ReadInTime(StreamingResponse):
+    """A response that ends if it takes too long, or the client does to read a block: it holds a process of git."""
+
+    body_iterator: AsyncGenerator[bytes, None]
+
+    async def stream_response(self, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            with anyio.fail_after(BLOCK_SECONDS):
+                await send(message)
+
+        with suppress(TimeoutError), anyio.fail_after(SECONDS):
+            async with aclosing(self.body_iterator):
+                await super().stream_response(send_in_time)
+
+
+async def _run_git(request: Request, path: str, body: bytes, kind: str, *options: str) -> AsyncGenerator[bytes, None]:
+    """Run `git upload-pack` with a request, and yield its response, within limits of processor time and memory.
 
     The process ends with this generator.
     """
     protocol = request.headers.get("git-protocol", "")
-    async with request.app.state.clones[anonymous]:  # a client without a token may read as slowly as it likes
+    async with request.app.state.processes[kind]:
         try:
             process = await anyio.open_process(
                 [*_UPLOAD_PACK, *options, path],
@@ -142,16 +156,10 @@ async def _upload_pack(
             with suppress(ProcessLookupError):
                 for limit, value in ((resource.RLIMIT_CPU, CPU_SECONDS), (resource.RLIMIT_AS, MEMORY_BYTES)):
                     resource.prlimit(process.pid, limit, (value, value))
-            end = anyio.current_time() + SECONDS
-            with anyio.move_on_after(SECONDS), suppress(anyio.BrokenResourceError):
+            with suppress(anyio.BrokenResourceError):
                 await process.stdin.send(body)  # git reads the whole request before it responds
                 await process.stdin.aclose()
-            while True:
-                block = b""
-                with anyio.move_on_after(end - anyio.current_time()), suppress(anyio.EndOfStream):
-                    block = await process.stdout.receive(BLOCK)
-                if not block:
-                    break
+            async for block in process.stdout:
                 yield block
         finally:
             with suppress(ProcessLookupError):

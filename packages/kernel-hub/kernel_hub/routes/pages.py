@@ -193,7 +193,6 @@ def _page(request: Request, template: str, **values: Any) -> HTMLResponse:
     return HTMLResponse(
         text,
         headers={
-            "Cache-Control": "private, no-cache",
             "Content-Security-Policy": _POLICY,
             "Referrer-Policy": "same-origin",
             "X-Content-Type-Options": "nosniff",

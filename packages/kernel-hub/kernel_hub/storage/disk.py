@@ -28,8 +28,7 @@ def private_directory(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        hint = "create it, and give it to the server's user by `chown`"
-        raise ConfigError(f"cannot be created: {error.strerror}", where=str(path), hint=hint) from error
+        raise ConfigError(f"cannot be created: {error.strerror}", where=str(path), hint="mkdir and chown it") from error
     _restrict(path, 0o700)
 
 

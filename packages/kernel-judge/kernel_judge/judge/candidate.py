@@ -21,16 +21,8 @@ from kernel_tasks.task import CANDIDATE, write_files
 MODEL = "ModelNew"
 _DEFINITION = re.compile(rf"^(class\s+{MODEL}\b|{MODEL}\s*=[^=])", re.MULTILINE)
 # Names in programs that call a kernel of their own.
-_KERNELS = (
-    "load_inline",
-    "cpp_extension",
-    "triton",
-    "cutlass",
-    "get_kernel",
-    "get_local_kernel",
-    "torch.ops",
-    "ctypes",
-    "__global__",
+_KERNELS = re.compile(
+    r"load_inline|cpp_extension|triton|cutlass|get_kernel|get_local_kernel|torch\.ops|ctypes|__global__"
 )
 _CASTS = ("bfloat16", "float16", ".half()", "float8", "allow_tf32", "set_float32_matmul_precision", "quantize")
 
@@ -71,7 +63,7 @@ class Candidate:
         files = [path for path in files if not self.is_project or path.suffix == ".py"]
         text = "\n".join(dict.fromkeys(path.read_text(encoding="utf-8", errors="replace") for path in files))
         sentences = []
-        if not self.is_project and not any(name in text for name in _KERNELS):
+        if not self.is_project and not _KERNELS.search(text):
             sentences.append("It has no kernel of its own: it calls only PyTorch's operations.")
         if dtype == "float32" and (casts := [name for name in _CASTS if name in text]):
             sentences.append(f"Its source names a lower precision: {', '.join(casts)}.")

@@ -39,10 +39,6 @@ class Arguments:
     grads: Tensors | None  # of the results; None without a backward pass
     seed: int  # of the random generators before the call
 
-    def shapes(self) -> list[list[int]]:
-        """Return the shapes of the inputs."""
-        return [list(tensor.shape) for tensor in self.tensors]
-
 
 class Reference:
     """The model of a task, and the properties of its results.

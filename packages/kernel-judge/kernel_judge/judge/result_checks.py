@@ -340,7 +340,7 @@ def fill(worker: WorkerProcess, placed: Sequence[Any], calls: Sequence[Arguments
 def describe(reference: Reference, given: Arguments) -> dict[str, Any]:
     """Return a case as a verdict names it."""
     return {
-        "shapes": given.shapes(),
+        "shapes": [list(tensor.shape) for tensor in given.tensors],
         "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in given.tensors],
         "seed": given.seed,
         "sizes": {name: list(size) if isinstance(size, tuple) else size for name, size in reference.sizes.items()},

@@ -6,7 +6,7 @@ import os
 import random
 import resource
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -243,18 +243,12 @@ def _halved_once(task: Task, sizes: Sizes, fixed: set[str], least: int, where: s
         if largest < least:
             return None
         names = [name for name, value in free.items() if _largest(value) == largest]
-        for some in _choices(names):
+        # All of them, since sizes of one value often must be equal, then each alone.
+        for some in (names, *([name] for name in names)):
             other = {name: _halved(value, largest) if name in some else value for name, value in sizes.items()}
             if _bytes(task, other, where) is not None:
                 return other
         fixed.update(names)
-
-
-def _choices(names: list[str]) -> Iterator[list[str]]:
-    """Yield all names, since sizes of one value often must be equal, then each alone."""
-    yield names
-    if len(names) > 1:
-        yield from ([name] for name in names)
 
 
 def _largest(value: Any) -> int:

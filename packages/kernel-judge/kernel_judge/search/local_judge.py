@@ -125,12 +125,9 @@ def judging_devices() -> dict[str, dict[str, str]]:
         listed = ""
     names = {row[0].strip(): row[1].strip() for row in csv.reader(listed.splitlines()) if len(row) == 2}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        chosen = [names.get(word.strip(), word.strip()) for word in visible.split(",")]
-        wanted = [name for name in chosen if name in names.values()]
-    else:
-        wanted = list(names.values())
-    return {name: {"CUDA_VISIBLE_DEVICES": name} for name in wanted} or {"cpu": {}}
+    chosen = names if visible is None else [word.strip() for word in visible.split(",")]
+    wanted = [names.get(word, word) for word in chosen]
+    return {name: {"CUDA_VISIBLE_DEVICES": name} for name in wanted if name in names.values()} or {"cpu": {}}
 
 
 @contextmanager

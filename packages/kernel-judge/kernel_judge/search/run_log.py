@@ -45,11 +45,7 @@ def read_events(path: Path) -> list[Event]:
 
 
 class RunLog:
-    """An open log. Several threads may append to it; the caller keeps other processes away.
-
-    Args:
-        path: The file; created if it does not exist.
-    """
+    """An open log; its file need not exist. Several threads may append; the caller keeps other processes away."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

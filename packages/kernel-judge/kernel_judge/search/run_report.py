@@ -70,13 +70,8 @@ class RunReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as `--json` prints it."""
-        return {
-            "peer": self.peer,
-            "unfinished": self.unfinished,
-            "best": list(self.best),
-            "groups": [{key.replace("_", "-"): value for key, value in asdict(group).items()} for group in self.groups],
-            "attempts": [attempt.as_dict() for attempt in self.attempts],
-        }
+        groups = [{key.replace("_", "-"): value for key, value in asdict(group).items()} for group in self.groups]
+        return {**vars(self), "groups": groups, "attempts": [attempt.as_dict() for attempt in self.attempts]}
 
 
 def make_report(runs: Iterable[Path], peer: str) -> RunReport:

@@ -68,16 +68,8 @@ class Supervisor:
         judged = self.judge(candidate) if candidate else None
         if self.stopping.is_set():  # the judge may have been stopped
             raise _Stopped
-        made = Try(
-            self.request.run,
-            attempt.number,
-            number,
-            attempt.agent,
-            attempt.context,
-            ended["candidate"],
-            ended["seconds"],
-            judged,
-        )
+        call = ended["candidate"], ended["seconds"]
+        made = Try(self.request.run, attempt.number, number, attempt.agent, attempt.context, *call, judged)
         self.log.append(TRY_ENDED, **made.as_event())
         speeds = made.verdict.speed if made.verdict else {}
         listed = ", ".join(f"{speed.ratio:.2f} times the speed of {peer}" for peer, speed in speeds.items())
@@ -129,8 +121,5 @@ class Supervisor:
         elif call["exit-status"]:
             tail = made.workspace.log.read_bytes()[-_OUTPUT_TAIL:].decode(errors="replace")
             lines.append(f"It ended with exit status {call['exit-status']} and this output:\n\n```\n{tail}\n```\n")
-        if made.verdict:
-            lines.append(files.verdict_text(made.verdict))
-        else:
-            lines.append(made.reason)
+        lines.append(files.verdict_text(made.verdict) if made.verdict else made.reason)
         return "\n".join(lines) + "\n"
