@@ -7,26 +7,24 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernel_aot import CompiledKernel, Language, Variant, arch_number, request, shared_memory
+from kernel_aot import CompiledKernel, Language, Variant, answers, request
 from kernel_builder.config import aot_toml, matrix
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import this_platform
 from kernel_builder.steps import confinement
 from kernel_builder.steps.confinement import SandboxMode
 from kernel_builder.toolchain import Toolchains, components
-from kernel_format.errors import BuildError, ConfigError, ToolchainError
+from kernel_format.errors import BuildError, ToolchainError
 from kernel_format.files import temporary_directory
 
 _PLATFORM = "x86_64-linux"
 # Limits of the sandboxed process, in which the author's module runs.
 _SECONDS, _SECONDS_EACH = 600, 60  # at the start, and for each kernel
-_MOST_BYTES = 64 << 20  # of a file
 _SHOWN_BYTES = 4000  # of its output
-_HINT = "remove code from the module with the kernels that replaces the compiler's files"
 
 
 def compiler_component(tables: Mapping[str, Any]) -> str:
@@ -74,7 +72,7 @@ def compile_all(
         (scratch / "request.json").write_text(json.dumps(asked))
         seconds = _SECONDS + _SECONDS_EACH * len(pairs)
         _run(scratch, root, language, confinement.chosen(mode, toolchains.host().path), seconds)
-        kernels = list(_results(language, scratch / "out", pairs, project.root / source))
+        kernels = list(answers(language, scratch / "out", pairs, project.root / source))
     size = len(archs)
     return [kernels[start : start + size] for start in range(0, len(kernels), size)]
 
@@ -111,61 +109,3 @@ def _run(scratch: Path, root: Path, language: Language[Any], chosen: confinement
             )
             shown = output.read().decode(errors="replace")
             raise BuildError(f"{language.title} {ended}", where=str(root), output=shown) from error
-
-
-def _results(
-    language: Language[Any], out: Path, pairs: Sequence[tuple[Variant, str]], source: Path
-) -> Iterator[CompiledKernel]:
-    if (out / "error.json").exists():
-        error = _answer(out / "error.json").get("error")
-        raise ConfigError(
-            f"cannot be imported with {language.title} alone: {error}",
-            where=str(source),
-            hint="keep code that needs other modules at import out of the module with the kernels",
-        )
-    for number, (variant, arch) in enumerate(pairs):
-        file = out / f"{number}.json"
-        is_amd = arch.startswith("gfx")
-        title = f"{variant.label} for {'' if is_amd else 'capability '}{arch}"
-        if not file.exists():
-            raise BuildError(f"{language.title}'s process ended while it compiled {title}", where=str(source))
-        result = _answer(file)
-        if error := result.get("error"):
-            line = f":{result['line']}" if isinstance(result.get("line"), int) else ""
-            raise ConfigError(
-                f"{variant.op.kernel} does not compile, {title}: {error}",
-                where=f"{source}{line}",
-                hint="correct the kernel, or its types and values in aot.toml",
-            )
-        outputs = [_read_output(file.with_suffix(suffix)) for suffix in language.outputs]
-        try:
-            kernel: CompiledKernel = language.read(arch_number(arch), result, outputs, str(source))
-        except (AttributeError, KeyError, TypeError, ValueError) as problem:
-            raise BuildError(f"no answer of {language.title} for {title}: {problem!r}", where=str(source)) from problem
-        if kernel.shared > (limit := shared_memory(arch_number(arch))):
-            raise ConfigError(
-                f"{title} needs {kernel.shared} bytes of shared memory, and a block has {limit}",
-                where=str(source),
-                hint=f"use smaller blocks or a smaller num_stages, or leave {arch} out of "
-                + ("`rocm_archs` in build.toml" if is_amd else "`capabilities` in aot.toml"),
-            )
-        yield kernel
-
-
-def _answer(path: Path) -> dict[str, Any]:
-    try:
-        answer = json.loads(_read_output(path))
-    except (ValueError, RecursionError):
-        answer = None
-    if not isinstance(answer, dict):
-        raise BuildError("is no answer of the compiler", where=str(path), hint=_HINT)
-    return answer
-
-
-def _read_output(path: Path) -> bytes:
-    """Return the content of a file that the author's code may have replaced by a link to a private one."""
-    if path.resolve() != path.parent.parent.resolve() / path.parent.name / path.name or not path.is_file():
-        raise BuildError("is no file of the sandbox", where=str(path), hint=_HINT)
-    if path.stat().st_size > _MOST_BYTES:
-        raise BuildError(f"has more than {_MOST_BYTES >> 20} MB", where=str(path), hint=_HINT)
-    return path.read_bytes()
