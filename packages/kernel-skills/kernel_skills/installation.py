@@ -63,7 +63,7 @@ def copy_skill(skill: Skill, path: Path) -> None:
     """Create or replace the directory of a skill, as a whole or not at all."""
     try:
         with replaced_directory(path) as staged:
-            shutil.copytree(skill.directory, staged, dirs_exist_ok=True)
+            shutil.copytree(skill.directory, staged, symlinks=True, dirs_exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"cannot be written: {error.strerror or error}",

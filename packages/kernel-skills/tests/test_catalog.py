@@ -68,6 +68,16 @@ def test_what_is_not_a_skill_is_refused(tmp_path: Path, text: str | None, where:
     assert str(refused.value.where).endswith(where)
 
 
+@pytest.mark.attack
+def test_a_skill_has_no_links(tmp_path: Path) -> None:
+    """An agent that writes a skill could put a private file of the user into it."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "SKILL.md").write_text("---\nname: mine\ndescription: a\n---\n")
+    (tmp_path / "mine" / "private.md").symlink_to("/etc/hostname")
+    with pytest.raises(ConfigError, match=r"private\.md: is no regular file"):
+        read_skill(tmp_path / "mine")
+
+
 PLACES = {
     "claude": (".claude/skills", ".claude/skills"),
     "codex": (".agents/skills", ".agents/skills"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from kernel_builder.api import create_project
 from kernel_format.errors import ConfigError
 from kernel_format.files import replaced_directory
+from kernel_judge.judge.candidate_files import copy_candidate
 from kernel_judge.search.search_request import REFERENCE, SKILL, SearchRequest
 from kernel_judge.search.workspace import PROJECT
 from kernel_tasks import Task
@@ -34,13 +35,14 @@ def prepare(request: SearchRequest, task: Task, backends: Sequence[str]) -> None
         task.save(staged / "task")
         create_project(staged / PROJECT, repo_id(task), backends, license_name="apache-2.0")
         if SKILL in wanted:
-            shutil.copytree(request.skill, staged / "context" / SKILL)
+            (staged / "context").mkdir()
+            copy_candidate(request.skill, staged / "context" / SKILL)  # an agent may have written it
         if REFERENCE in wanted:
             _copy(request.references, staged / "context" / REFERENCE)
 
 
 def _copy(sources: Iterable[Path], directory: Path) -> None:
-    directory.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)
     for source in sources:
         if source.is_dir():
             shutil.copytree(source, directory / source.resolve().name, ignore=shutil.ignore_patterns("__pycache__"))
