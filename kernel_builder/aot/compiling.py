@@ -7,21 +7,24 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernel_aot import CompiledKernel, Language, Variant, arch_number, request, shared_memory
+from kernel_aot import CompiledKernel, Language, Variant, answers, request
 from kernel_builder.config import aot_toml, matrix
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import this_platform
 from kernel_builder.steps import confinement
 from kernel_builder.steps.confinement import SandboxMode
 from kernel_builder.toolchain import Toolchains, components
-from kernel_format.errors import BuildError, ConfigError, ToolchainError
+from kernel_format.errors import BuildError, ToolchainError
 from kernel_format.files import temporary_directory
 
 _PLATFORM = "x86_64-linux"
+# Limits of the sandboxed process, in which the author's module runs.
+_SECONDS, _SECONDS_EACH = 600, 60  # at the start, and for each kernel
+_SHOWN_BYTES = 4000  # of its output
 
 
 def compiler_component(tables: Mapping[str, Any]) -> str:
@@ -67,13 +70,14 @@ def compile_all(
         (scratch / "out").mkdir()
         asked = request(language, package, source, pairs, jobs or len(os.sched_getaffinity(0)))
         (scratch / "request.json").write_text(json.dumps(asked))
-        _run(scratch, root, language, confinement.chosen(mode, toolchains.host().path))
-        kernels = list(_results(language, scratch / "out", pairs, project.root / source))
+        seconds = _SECONDS + _SECONDS_EACH * len(pairs)
+        _run(scratch, root, language, confinement.chosen(mode, toolchains.host().path), seconds)
+        kernels = list(answers(language, scratch / "out", pairs, project.root / source))
     size = len(archs)
     return [kernels[start : start + size] for start in range(0, len(kernels), size)]
 
 
-def _run(scratch: Path, root: Path, language: Language[Any], chosen: confinement.Confinement) -> None:
+def _run(scratch: Path, root: Path, language: Language[Any], chosen: confinement.Confinement, seconds: float) -> None:
     command = [sys.executable, "-I", "-S", str(language.programs[0]), "request.json", str(root)]
     environment = {
         "PATH": os.environ.get("PATH", ""),
@@ -84,61 +88,24 @@ def _run(scratch: Path, root: Path, language: Language[Any], chosen: confinement
         # Line numbers come with the names of directories, which would differ between two builds.
         "TRITON_DISABLE_LINE_INFO": "1",
     }
-    done = subprocess.run(
-        chosen.around(command, scratch, [*language.programs, root]),
-        cwd=scratch,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if done.returncode != 0:
-        raise BuildError(
-            f"{language.title} ended with status {done.returncode}", where=str(root), output=done.stdout[-4000:]
-        )
-
-
-def _results(
-    language: Language[Any], out: Path, pairs: Sequence[tuple[Variant, str]], source: Path
-) -> Iterator[CompiledKernel]:
-    if (out / "error.json").exists():
-        error = json.loads(_read_output(out / "error.json"))["error"]
-        raise ConfigError(
-            f"cannot be imported with {language.title} alone: {error}",
-            where=str(source),
-            hint="keep code that needs other modules at import out of the module with the kernels",
-        )
-    for number, (variant, arch) in enumerate(pairs):
-        file = out / f"{number}.json"
-        is_amd = arch.startswith("gfx")
-        title = f"{variant.label} for {'' if is_amd else 'capability '}{arch}"
-        if not file.exists():
-            raise BuildError(f"{language.title}'s process ended while it compiled {title}", where=str(source))
-        result: dict[str, Any] = json.loads(_read_output(file))
-        if error := result.get("error"):
-            line = f":{result['line']}" if result["line"] else ""
-            raise ConfigError(
-                f"{variant.op.kernel} does not compile, {title}: {error}",
-                where=f"{source}{line}",
-                hint="correct the kernel, or its types and values in aot.toml",
+    with (scratch / "output").open("w+b") as output:
+        try:
+            subprocess.run(
+                chosen.around(command, scratch, [*language.programs, root]),
+                cwd=scratch,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=seconds,
+                check=True,
             )
-        outputs = [_read_output(file.with_suffix(suffix)) for suffix in language.outputs]
-        kernel: CompiledKernel = language.read(arch_number(arch), result, outputs, str(source))
-        if kernel.shared > (limit := shared_memory(arch_number(arch))):
-            raise ConfigError(
-                f"{title} needs {kernel.shared} bytes of shared memory, and a block has {limit}",
-                where=str(source),
-                hint=f"use smaller blocks or a smaller num_stages, or leave {arch} out of "
-                + ("`rocm_archs` in build.toml" if is_amd else "`capabilities` in aot.toml"),
+        except subprocess.SubprocessError as error:
+            output.seek(max(0, output.seek(0, os.SEEK_END) - _SHOWN_BYTES))
+            ended = (
+                f"ended with status {error.returncode}"
+                if isinstance(error, subprocess.CalledProcessError)
+                else f"did not end within {seconds:.0f} s"
             )
-        yield kernel
-
-
-def _read_output(path: Path) -> bytes:
-    """Return the content of a file that the author's code may have replaced by a link to a private one."""
-    if path.resolve() != path.parent.parent.resolve() / path.parent.name / path.name or not path.is_file():
-        raise BuildError("is no file of the sandbox", where=str(path), hint="remove code that links files at import")
-    return path.read_bytes()
+            shown = output.read().decode(errors="replace")
+            raise BuildError(f"{language.title} {ended}", where=str(root), output=shown) from error

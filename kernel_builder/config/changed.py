@@ -24,6 +24,8 @@ def touched(directories: Sequence[Path], since: str, shared: Sequence[Path] = ()
     """
     projects: dict[Path, list[Path]] = defaultdict(list)
     for directory in directories:
+        if not directory.is_dir():
+            raise ConfigError("there is no directory", where=str(directory), hint="name directories of kernel projects")
         projects[work_tree(Path(os.path.realpath(directory)))].append(directory)
     affected: set[Path] = set()
     for top, inside in projects.items():
@@ -77,8 +79,9 @@ def _changed_files(top: Path, since: str) -> list[Path]:
             "git is not installed, so changes cannot be listed", where=str(top), hint="install git"
         ) from error
     if listed is None:
+        known = git_output(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{since}^{{commit}}")
         raise ConfigError(
-            f"git knows no common ancestor of {since} and HEAD here",
+            f"git knows no {f'common ancestor of {since} and HEAD' if known else f'commit {since!r}'} here",
             where=str(top),
             hint="name a commit of this repository, and fetch its history: a shallow clone lacks it "
             "(git fetch --unshallow; `fetch-depth: 0` for actions/checkout)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from pathspec import GitIgnoreSpec
@@ -72,6 +72,11 @@ def check_complete(project: Project, files: Mapping[str, Content]) -> None:
             where=str(project.root / build_toml.FILE),
             hint="take them out of .gitignore, or `git add --force` them",
         )
+
+
+def with_marks(root: Path, names: Iterable[str]) -> list[str]:
+    """Return the files with marks of `init`; backquotes are around an explanation of the mark."""
+    return [name for name in names if re.search(rb"Not written yet(?!`)", (root / name).read_bytes())]
 
 
 def with_names_of_owner(project: Project, files: Mapping[str, Content]) -> dict[str, Content]:

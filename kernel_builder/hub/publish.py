@@ -115,6 +115,8 @@ def _prepared(request: PublishRequest, progress: Progress) -> _Publication:
     files = project_sources.published_files(project.root, **limit)
     project_sources.check_complete(project, files)
     sources = project_sources.with_names_of_owner(project, files)
+    for name in project_sources.with_marks(project.root, files):
+        (progress or Silent()).say(f"warning: {name} still has texts of a new project, marked `Not written yet`")
     return _Publication(request, project, packages, left_out, api, contents, sources, repository, branch, progress)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from kernel_builder.aot import compiling
 from kernel_builder.backends.rocm import NOT_RUN, ROCM
 from kernel_builder.cli import main
 from kernel_format.cache_directory import default_cache
@@ -125,13 +126,35 @@ def test_the_same_source_is_compiled_for_every_architecture_of_rocm(tmp_path: Pa
     assert "import triton" not in (package / "kernels.py").read_text()
 
 
-def test_a_link_in_place_of_machine_code_is_never_followed(tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("private")
-    attack = f"import os, pathlib\npathlib.Path.write_bytes = lambda path, data: os.symlink({str(secret)!r}, path)\n"
-    answer = build(project(tmp_path / "p", kernels=attack + KERNELS).root)
+_WRITE = "pathlib.Path.write_text = lambda path, text: open(path, 'w')"
+_ANSWER = {"name": "f", "threads": 1, "shared": 1, "scratch": 1}
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("attack", "message"),
+    [
+        (
+            "pathlib.Path.write_bytes = lambda path, data: os.symlink('/etc/hostname', path)",
+            "is no file of the sandbox",
+        ),
+        ("pathlib.Path.write_bytes = lambda path, data: open(path, 'wb').truncate(1 << 30)", "has more than 64 MB"),
+        (f"{_WRITE}.write('[' * 100_000)", "is no answer of the"),
+        (f"{_WRITE}.write(json.dumps({_ANSWER} | {{'name': 'f() {{}}'}}))", "is no name of"),
+        (f"{_WRITE}.write(json.dumps({_ANSWER} | {{'threads': '1'}}))", "no answer of Triton"),
+        ("while True: pass", "did not end within"),
+    ],
+)
+def test_files_that_a_module_replaces_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str, message: str
+) -> None:
+    """The module with the kernels runs in the sandbox at its import, and can write there in place of the compiler."""
+    monkeypatch.setattr(compiling, "_SECONDS", 20)
+    monkeypatch.setattr(compiling, "_SECONDS_EACH", 0)
+    aot = 'capabilities = ["9.0"]\n' + re.sub("divisible = .*", "", AOT.replace(', "float32"', ""))
+    answer = build(project(tmp_path / "p", aot, f"import json, os, pathlib\n{attack}\n{KERNELS}").root)
     (failure,) = answer["failures"]
-    assert "is no file of the sandbox" in failure["errors"][0]["message"]
+    assert message in failure["errors"][0]["message"]
 
 
 def test_the_generated_project_is_shown(built: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from kernel_builder.config.changed import touched
 from kernel_builder.config.project_files import read_project
-from kernel_builder.hub.project_sources import published_files
+from kernel_builder.hub.project_sources import published_files, with_marks
 from kernel_builder.hub.verification import _checkout
 from kernel_builder.steps.provenance import GitState, git_state, provenance
 from kernel_format.errors import ConfigError, VerificationError
@@ -196,6 +196,8 @@ def test_gitignore_limits_what_is_published_without_git(
     else:
         (repository / ".git").rename(tmp_path / "elsewhere")
     assert set(published_files(kernel)) - {"link"} == {"a.cpp", "build.toml", "csrc/b.cu"}
+    (kernel / "csrc/b.cu").write_text("// Not written yet: the kernel\n// `Not written yet` marks texts")
+    assert with_marks(kernel, published_files(kernel)) == ["csrc/b.cu"]
     for content, message in (
         (b"-----BEGIN OPENSSH PRIVATE KEY-----\n", "is a private key"),
         (LFS_POINTER + b"v1\n", "is a pointer of git-lfs"),

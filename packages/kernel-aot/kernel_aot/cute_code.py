@@ -12,7 +12,7 @@ from kernel_aot import cute_reader, images
 from kernel_aot.cpp_code import configuration, launcher, stored
 from kernel_aot.cute_host import Host, translate
 from kernel_aot.cute_reader import STREAM, CuteOp, CuteReader
-from kernel_aot.images import Cubin
+from kernel_aot.images import Cubin, checked_name
 from kernel_aot.language import Language, shared_memory
 from kernel_aot.ops import Argument
 from kernel_aot.triton import TRITON
@@ -36,7 +36,7 @@ class Compiled:
 
 def _read(capability: int, result: dict[str, Any], outputs: Sequence[bytes], source: str) -> Compiled:
     host = translate(result["host"], result["kernels"], source)
-    return Compiled(capability, outputs[0], tuple(result["kernels"]), host)
+    return Compiled(capability, outputs[0], tuple(map(checked_name, result["kernels"])), host)
 
 
 def _sources(

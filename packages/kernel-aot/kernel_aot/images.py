@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,17 @@ class Cubin:
     shared: int
     scratch: int
     ptx: bytes = b""
+
+
+def checked_name(name: str) -> str:
+    """Return the name of a kernel, which becomes part of C++.
+
+    Raises:
+        ValueError: If it is no identifier.
+    """
+    if not re.fullmatch(r"[A-Za-z_][\w$]*", name, re.ASCII):
+        raise ValueError(f"{name!r} is no name of a kernel")
+    return name
 
 
 def images(op: Op, cubins: Sequence[Sequence[Cubin]]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from kernel_aot import images
 from kernel_aot.cpp_code import configuration, launcher, stored
-from kernel_aot.images import Cubin
+from kernel_aot.images import Cubin, checked_name
 from kernel_aot.language import Language
 from kernel_aot.ops import Op, Variant
 from kernel_aot.table_reader import Reader
@@ -25,7 +26,9 @@ def _job(variant: Variant) -> dict[str, Any]:
 
 
 def _read(capability: int, result: dict[str, Any], outputs: Sequence[bytes], source: str) -> Cubin:
-    return Cubin(capability, is_ptx=False, image=outputs[0], **result, ptx=outputs[1] + b"\0")
+    threads, shared, scratch = (operator.index(result[key]) for key in ("threads", "shared", "scratch"))
+    name = checked_name(result["name"])
+    return Cubin(capability, False, outputs[0], name, threads, shared, scratch, ptx=outputs[1] + b"\0")
 
 
 def _sources(op: Op, compiled: Sequence[Sequence[Cubin]], source: str, tables: Mapping[str, Any]) -> dict[str, str]:

@@ -75,7 +75,7 @@ def test_deleted_and_renamed_files_count(repository: Path) -> None:
 
 def test_errors_name_the_repository_and_what_to_do(repository: Path, tmp_path: Path) -> None:
     for unknown in ("no-such-branch", "0" * 40, "--output=/dev/null", ""):
-        with pytest.raises(ConfigError, match=f"{repository}: git knows no common ancestor"):
+        with pytest.raises(ConfigError, match=f"{repository}: git knows no commit"):
             touched([repository / "one"], unknown)
     commit(repository, "README.md", "changed")
     git(tmp_path, "clone", "--quiet", "--depth=1", repository.as_uri(), "shallow")
@@ -84,6 +84,8 @@ def test_errors_name_the_repository_and_what_to_do(repository: Path, tmp_path: P
     assert "git fetch --unshallow" in str(caught.value.hint)
     with pytest.raises(ConfigError, match="--shared no-such-file: does not exist"):
         touched([repository / "one"], "HEAD^1", [Path("no-such-file")])
+    with pytest.raises(ConfigError, match=r"\*: there is no directory"):
+        touched([repository / "*"], "HEAD^1")
     (tmp_path / "alone").mkdir()
     with pytest.raises(ConfigError, match="alone: git knows"):
         touched([tmp_path / "alone"], "HEAD")

@@ -13,7 +13,7 @@ from kernel_hub.git.objects import FileChange, PullRequest, peeled, retry_readin
 from kernel_hub.git.owned_files import OwnedFiles
 from kernel_hub.git.refs import GitRefs
 from kernel_hub.git.tree_changes import changed_tree
-from kernel_hub.refusals import Refusal, bad_request, conflict, forbidden, moved_meanwhile, no_revision
+from kernel_hub.refusals import bad_request, conflict, forbidden, moved_meanwhile, no_revision
 
 # Lets `git` with LFS read a clone.
 _ATTRIBUTES = b"*.so filter=lfs diff=lfs merge=lfs -text\n*.a filter=lfs diff=lfs merge=lfs -text\n"
@@ -126,11 +126,9 @@ class GitCommits:
         """
         head = self._refs.resolve(f"refs/pr/{number}")
         base = self._configuration.get(f"pr.{number}.base") or "main"
-        try:
-            tip = self._refs.resolve(base)
-        except Refusal:  # the branch was deleted
-            return PullRequest(number, base, head, False)
-        return PullRequest(number, base, head, tip == head or self._git.descendant_of(tip, head))
+        tip = self._refs.commit_of(f"refs/heads/{base}")  # None if the branch was deleted
+        merged = tip is not None and (tip == head or self._git.descendant_of(tip, head))
+        return PullRequest(number, base, head, merged)
 
     def merge(self, number: int, commit: str, author: str) -> str:
         """Merge a pull request into its branch, and return the commit that the branch then points to.

@@ -79,10 +79,9 @@ async def git_refs(
         raise forbidden(_PUSH)
     if service != "git-upload-pack":
         raise bad_request("this Hub speaks git's smart protocol only: use git 1.6.6 or later")
-    with anyio.fail_after(SECONDS):
-        blocks = [block async for block in _run_git(request, path, b"", "refs", "--http-backend-info-refs")]
+    refs = await _refs(request, path, b"", "--http-backend-info-refs")
     media = "application/x-git-upload-pack-advertisement"
-    return Response(b"001e# service=git-upload-pack\n0000" + b"".join(blocks), media_type=media)
+    return Response(b"001e# service=git-upload-pack\n0000" + refs, media_type=media)
 
 
 @router.post("/kernels/{organization}/{name}/git-upload-pack")
@@ -96,6 +95,8 @@ async def git_upload_pack(repo_id: RepoId, request: Request, hub: TheHub, caller
     if request.headers.get("content-encoding") in {"gzip", "x-gzip"}:
         body = _unpacked(body)
     media = "application/x-git-upload-pack-result"
+    if body[4:].startswith(b"command=ls-refs"):  # of a public repository, git asks without its token
+        return Response(await _refs(request, path, body), media_type=media)
     return _ReadInTime(_run_git(request, path, body, "known" if caller.name else "anonymous"), media_type=media)
 
 
@@ -135,11 +136,14 @@ class _ReadInTime(StreamingResponse):
                 await super().stream_response(send_in_time)
 
 
-async def _run_git(request: Request, path: str, body: bytes, kind: str, *options: str) -> AsyncGenerator[bytes, None]:
-    """Run `git upload-pack` with a request, and yield its response, within limits of processor time and memory.
+async def _refs(request: Request, path: str, body: bytes, *options: str) -> bytes:
+    """Return git's whole response about refs, so that no process waits for its reader."""
+    with anyio.fail_after(SECONDS):
+        return b"".join([block async for block in _run_git(request, path, body, "refs", *options)])
 
-    The process ends with this generator.
-    """
+
+async def _run_git(request: Request, path: str, body: bytes, kind: str, *options: str) -> AsyncGenerator[bytes, None]:
+    """Yield `git upload-pack`'s response, within limits of processor time and memory. It ends with this generator."""
     protocol = request.headers.get("git-protocol", "")
     async with request.app.state.processes[kind]:
         try:
