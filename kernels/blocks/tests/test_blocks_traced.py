@@ -132,9 +132,10 @@ def test_gradients_of_parameters_also_through_checkpoints(blocks):
     assert ("LlamaAttention", "rotary embedding") in report.replaced
 
 
+@pytest.mark.parametrize("name", ["llama", "olmo2"])  # Olmo 2 normalizes q and k before it splits them into heads
 @torch.no_grad()
-def test_forty_lengths_need_two_graphs(blocks):
-    model = lively(num_hidden_layers=1)
+def test_forty_lengths_need_two_graphs(blocks, name):
+    model = lively(name, num_hidden_layers=1)
     expected = [model(torch.arange(3, 3 + n)[None], use_cache=False).logits for n in range(2, 42)]
     traced(blocks, model)
     fuse = importlib.import_module(f"{blocks.__name__}.tracing").fuse

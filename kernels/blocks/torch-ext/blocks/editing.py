@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from .kernel_set import DEVICE, DTYPES
 from .matching import argument, changes, dtype_of, is_tensor, operation, shape_of, value
@@ -55,7 +56,8 @@ class Editor:
             kind, call = "call_method", getattr(Tensor, target)
         with self._graph.inserting_before(before):
             new = self._graph.create_node(kind, target, (x, *args), kwargs)
-        new.meta = {"example_value": call(value(x), *map(value, args), **kwargs)}
+        # Symbolic sizes are nodes, which may stand in a tuple.
+        new.meta = {"example_value": call(value(x), *map_arg(args, value), **map_arg(kwargs, value))}
         return new
 
     def insert_part(self, before: Node, results: Node, index: int, like: Node) -> Node:
