@@ -21,27 +21,7 @@ from kernel_judge.judge.verdict import Notify, Verdict, cause
 from kernel_judge.search.local_judge import Judge, Judged
 from kernel_judge.search.run_log import REFERENCE_PEER, VERIFIED, RunLog
 from kernel_judge.search.tries import Try, tries_of
-
-_BUILD_TOML = """[general]
-name = "{name}"
-version = 1
-edition = 6
-license = "apache-2.0"
-backends = {backends}
-
-[general.hub]
-repo-id = "{repo_id}"
-
-[torch-noarch]
-"""
-_CANDIDATE = """\"\"\"Loads the model from `build/`, for `kernel-builder judge`.\"\"\"
-
-from pathlib import Path
-
-from kernels import get_local_kernel
-
-ModelNew = get_local_kernel(Path(__file__).parent).ModelNew
-"""
+from kernel_judge.search.workspace import template
 
 
 def contenders(tries: Iterable[Try]) -> list[Try]:
@@ -105,14 +85,14 @@ def write_best(best: Try, verdict: Verdict, *, repo_id: str, backends: Sequence[
 def _write_project(directory: Path, source: Path, repo_id: str, backends: Sequence[str]) -> None:
     """Make a project without a build step from one Python file."""
     name = repo_id.rpartition("/")[2]
-    text = _BUILD_TOML.format(name=name, repo_id=repo_id, backends=json.dumps(list(backends)))
+    text = template("build.toml").substitute(name=name, repo_id=repo_id, backends=json.dumps(list(backends)))
     (directory / "build.toml").write_text(text, encoding="utf-8")
     package = directory / "torch-ext" / python_name(name)
     package.mkdir(parents=True)
     shutil.copyfile(source, package / "model.py")
     init = f'"""{name}: a model written by an agent."""\n\nfrom .model import ModelNew\n\n__all__ = ["ModelNew"]\n'
     (package / "__init__.py").write_text(init, encoding="utf-8")
-    (directory / "candidate.py").write_text(_CANDIDATE, encoding="utf-8")
+    (directory / "candidate.py").write_text(template("candidate.txt").template, encoding="utf-8")
 
 
 def _write_card(directory: Path, project: Project, best: Try, verdict: Verdict) -> None:
@@ -128,20 +108,5 @@ def _write_card(directory: Path, project: Project, best: Try, verdict: Verdict) 
 def _card_text(name: str, best: Try, verdict: Verdict) -> str:
     """Return the text of the card: the kernel's task, its agent, and the second verdict on it."""
     program = Path(shlex.split(best.agent)[0]).name  # its arguments may contain a key
-    lines = [
-        f"# {name}",
-        "",
-        f"A replacement for the model of the task `{verdict.task}`: `ModelNew` takes the place of `Model`.",
-        "",
-        "## Verdict",
-        "",
-        f"Written by an agent (`{program}`) and judged by `kernel-builder judge` on {verdict.device}: right, "
-        "twice, with inputs from different seeds. The speeds are from the second time: geometric means over the shapes "
-        "of the task, with 95 % intervals.",
-        "",
-        *(f"- {line}" for line in verdict.lines()),
-        f"- task: `{verdict.task}`, SHA-256 `{verdict.task_digest}`",
-        f"- candidate: SHA-256 `{verdict.candidate_digest}`",
-        f"- sandbox of the judge: {verdict.sandbox}",
-    ]
-    return "\n".join(lines)
+    facts = "\n".join(f"- {line}" for line in verdict.lines())
+    return template("CARD.md").substitute(vars(verdict), name=name, program=program, facts=facts)

@@ -99,10 +99,14 @@ def written(directory: Path, pristine: Path) -> Path | None:
     return project
 
 
+def template(name: str) -> string.Template:
+    """Return a template of a file that a search writes."""
+    return string.Template((_TEMPLATES / name).read_text(encoding="utf-8"))
+
+
 def prompt_text(request: SearchRequest, attempt: PlannedAttempt, task: Task, feedback: str) -> str:
     """Return the instructions of an agent, on its standard input and in `PROMPT.md`."""
-    template = string.Template((_TEMPLATES / "PROMPT.md").read_text(encoding="utf-8"))
-    return template.substitute(
+    return template(PROMPT).substitute(
         task=task.name,
         requirements="\n".join(f"- {line}" for line in task.description()),
         minutes=f"{request.limits.seconds / 60:.3g}",
