@@ -74,8 +74,8 @@ class Candidate:
 def frozen(candidate: Path, task: Task, *, with_build: bool = False) -> Iterator[Path]:
     """Yield a copy of a candidate: the judgement, the digest and the signature are of the same files.
 
-    It has no links: files of the same git work tree are copied in their places, and others are left out. Errors name
-    the original.
+    It has no links: for those of a kernel project, files of its git work tree are copied in their places; others are
+    left out. Errors name the original.
 
     Raises:
         ConfigError: If there is no candidate, or a file of it cannot be copied.
@@ -93,7 +93,7 @@ def frozen(candidate: Path, task: Task, *, with_build: bool = False) -> Iterator
                 copy_candidate(file, copy / name)
             if not several:
                 copy_candidate(real, copy)
-            for link in real.rglob("*"):
+            for link in real.rglob("*") if (real / "build.toml").is_file() else ():
                 inside = link.relative_to(real)
                 if link.is_symlink() and in_work_tree(real, link) and not ignored("", inside.parts):
                     copy_candidate(link.resolve(), copy / inside)

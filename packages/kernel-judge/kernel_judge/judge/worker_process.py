@@ -154,7 +154,7 @@ class WorkerProcess(ExitStack):
             raise WorkerFailure("died", self._death()) from None
         except ValueError:
             raise WorkerFailure("forged-answer", "it writes into the judge's connection") from None
-        known = isinstance(answer, dict) and ("value" in answer or answer.get("failed") in FAILURES)
+        known = isinstance(answer, dict) and (answer["failed"] in FAILURES if "failed" in answer else "value" in answer)
         if not known or answer.get("token") != self._tokens.popleft():
             raise WorkerFailure("forged-answer", "it writes into the judge's connection")
         if "failed" in answer:
