@@ -54,6 +54,8 @@ def module(ops: Sequence[Op], text: str, source: str, depth: int) -> str:
     parts = [_HEAD.format(doc=doc.replace('"""', "'''"), source=source, dots="." * depth)]
     expressions = " ".join(size.python for op in ops for output in op.outputs for size in output.sizes)
     parts += [text for name, text in _FUNCTIONS.items() if name in expressions]
+    # A call of the overload takes the host 0.2 us less than one of ops.NAME.
+    parts.append("\n".join(f"_{op.name} = ops.{op.name}.default" for op in ops) + "\n")
     for op in ops:
         parts.append(_function(op, functions.get(op.name)))
         parts.append(_fake(op))
@@ -68,7 +70,7 @@ def _function(op: Op, author: ast.FunctionDef | None) -> str:
         signature = f"({ast.unparse(author.args)}){returns}"
         doc = ast.get_docstring(author) or ""
     lines = [f'"""{doc}' + ("\n" if "\n" in doc else "") + '"""'] if doc else []
-    lines.append(f"return ops.{op.name}({names})")
+    lines.append(f"return _{op.name}({names})")
     return f"def {op.name}{signature}:\n" + textwrap.indent("\n".join(lines), "    ") + "\n"
 
 
