@@ -53,8 +53,12 @@ def test_a_gpu_mode_task_has_its_own_rule_workloads_and_modules(gpu_mode: Path, 
     right = verdict(submission, gpu_mode, rounds=1, seed=1)
     assert right.is_right, right.reason
     assert [case["sizes"]["rows"] for case in right.cases] == [40]
-    submission.write_text("def custom_kernel(data):\n    return data[0].div_(4), 3 * data[0]\n")
-    assert verdict(submission, gpu_mode).is_right, "the format lets a submission write to its inputs"
+    submission.write_text(
+        "import torch\n\nkept = torch.empty(40, 8)\n\n\n"
+        "def custom_kernel(data):\n    return data[0].div_(4), torch.mul(data[0], 3, out=kept[: len(data[0])])\n"
+    )
+    right = verdict(submission, gpu_mode, rounds=1)
+    assert right.is_right, f"the format lets a submission write to inputs and over its last result: {right.reason}"
     submission.write_text("def custom_kernel(data):\n    return data[0].double() / 2, data[0].double() / 2\n")
     wide = verdict(submission, gpu_mode, rounds=1)
     assert wide.is_right and "float64, float64, the reference's float32, float32" in " ".join(wide.suspicious)
@@ -90,7 +94,7 @@ def test_a_task_that_needs_a_gpu_or_more_memory_exits_with_11(gpu_mode: Path, tm
     reference = gpu_mode / "reference.py"
     text = reference.read_text()
     reference.write_text(text.replace("x, buffer = data", "raise torch.OutOfMemoryError('40 GiB')"))
-    done = CliRunner().invoke(main, ["judge", str(submission), "--task", str(gpu_mode)])
+    done = CliRunner().invoke(main, ["judge", str(submission), "--task", str(gpu_mode), "--device", "cpu"])
     assert done.exit_code == 11 and "needs more memory than is free: OutOfMemoryError: 40 GiB" in done.stdout
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

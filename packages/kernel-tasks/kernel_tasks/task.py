@@ -44,16 +44,16 @@ class Problem:
     """A task at one choice of sizes.
 
     `fault(arguments, results, expected)` is the format's own rule: it returns why the tensors of a result are wrong, or
-    None. `arguments` are a call's, `expected` the tensors of the reference's result. With `may_change_inputs` a
-    candidate may write to its arguments, whether the reference does or not. With `decides_dtypes`, results of other
-    dtypes than the reference's are for `fault` to accept.
+    None. `arguments` are a call's, `expected` the tensors of the reference's result. With `may_overwrite` a candidate
+    may write to its arguments, whether the reference does or not, and over results of earlier calls. With
+    `decides_dtypes`, results of other dtypes than the reference's are for `fault` to accept.
     """
 
     Model: Any  # the class of a torch.nn.Module: the reference
     get_inputs: Callable[[], Any]  # the arguments of a call, from Torch's global generators
     get_init_inputs: Callable[[], Any] = list
     fault: Callable[[Any, Sequence[Any], Sequence[Any]], str | None] | None = None
-    may_change_inputs: bool = False
+    may_overwrite: bool = False
     decides_dtypes: bool = False
 
 

@@ -85,7 +85,7 @@ class ModelRunner:
         self._patches = Patches()
         self._class: Any = None
         self._models: dict[int, tuple[Any, Sequence[str]]] = {}
-        self._reuses_results = False
+        self._overwrites = False
         self._held: list[list[torch.Tensor]] = []
         self._slots: list[list[Any]] = []
         self._targets: list[list[torch.Tensor]] = []
@@ -121,10 +121,13 @@ class ModelRunner:
         dtype: str | None,
         seed: int,
         mode: str,
+        overwrites: bool,
         parameters: Sequence[str],
         random_parameters: bool = False,
     ) -> list[Any]:
         """Construct a model: with the reference's seed, and with its parameters where names and shapes agree.
+
+        With `overwrites`, each call may write its result over the one before, as CUDA graphs of max-autotune do.
 
         Returns:
             Whether they agree, how many elements the model has in all, and which parameters got random values.
@@ -142,8 +145,8 @@ class ModelRunner:
             replaced = randomize(model, seed)
         elements = sum(tensor.numel() for tensor in own.values())
         if mode != "eager":
-            self._reuses_results = mode == "max-autotune"  # its graphs write each result over the one before
             model = torch.compile(model, mode=None if mode == "compile" else mode, dynamic=False)
+        self._overwrites = overwrites
         self._models[number] = model, parameters
         return [agrees, elements, replaced]
 
@@ -178,10 +181,10 @@ class ModelRunner:
         started = time.perf_counter()
         for count, (arguments, grads) in enumerate(self._calls):
             self._held.append(self._evaluate(number, arguments, grads))
-            if self._reuses_results:
+            if self._overwrites:
                 self._hand_over(count)
                 self._held[count] = []
-        if not self._reuses_results:
+        if not self._overwrites:
             self._hand_over()
         if self._cuda:
             last.record()

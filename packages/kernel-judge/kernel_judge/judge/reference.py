@@ -131,7 +131,7 @@ class Reference:
 
     def may_change(self, given: Arguments) -> bool:
         """Return whether a candidate may change inputs, as the reference itself does with a buffer for its result."""
-        if self._problem.may_change_inputs:
+        if self._problem.may_overwrite:
             return True
         tensors = [tensor.clone() for tensor in given.tensors]
         seed_generators(self.device, given.seed)
@@ -212,9 +212,11 @@ class Reference:
         if self.device != "cpu":
             torch.cuda.synchronize()
 
-    def model_arguments(self, mode: str = "eager") -> tuple[Any, ...]:
-        """Return the arguments of the worker's command "model" after the number; `mode` is a peer's."""
-        return self.init, self.state, self.dtype, self.seed, mode, self.parameters, self.randomized is not None
+    def model_arguments(self, peer: str | None = None) -> tuple[Any, ...]:
+        """Return the arguments of the worker's command "model" after the number, for the candidate or a peer."""
+        overwrites = peer == "max-autotune" if peer else self._problem.may_overwrite
+        draws = self.randomized is not None
+        return self.init, self.state, self.dtype, self.seed, peer or "eager", overwrites, self.parameters, draws
 
     def moved(self, given: Arguments) -> tuple[int, int]:
         """Return the bytes that a call must read, of inputs and parameters, and write, of results.
