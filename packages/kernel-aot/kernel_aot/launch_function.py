@@ -7,7 +7,7 @@ the outputs. It is read and never executed. Any other construct raises an error,
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +51,17 @@ def read_launch_function(path: Path, function: str, table: Mapping[str, Any]) ->
             where=str(path),
             hint=f"define it at the top level, or name the table after one of {', '.join(functions)}",
         )
-    return _Reader(path, functions, functions[function]).read()
+    return _Reader(path, functions, functions[function], table.get("constants", ())).read()
 
 
 class _Reader:
     """Reads the statements of one launch function."""
 
-    def __init__(self, path: Path, functions: Mapping[str, ast.FunctionDef], function: ast.FunctionDef) -> None:
+    def __init__(
+        self, path: Path, functions: Mapping[str, ast.FunctionDef], function: ast.FunctionDef, declared: Collection[str]
+    ) -> None:
         self.functions, self.function = functions, function
+        self.declared = declared  # constexprs whose values aot.toml has
         self.expressions = LaunchExpressions(path, function)
         self.refuse = self.expressions.refuse
         self.grids: dict[str, ast.expr] = {}
@@ -179,6 +182,8 @@ class _Reader:
         defaults = dict(zip([p.arg for p in parameters[::-1]], kernel.args.defaults[::-1], strict=False))
         constexprs = {p.arg for p in parameters if p.annotation and "constexpr" in ast.unparse(p.annotation)}
         for name, value in {**defaults, **values}.items():
+            if name in constexprs and name in self.declared:
+                continue
             if isinstance(value, ast.Constant) and value.value is None:
                 constants[name] = None  # Triton compiles a missing pointer as a constant
             elif name not in constexprs and name not in _LAUNCH_OPTIONS:

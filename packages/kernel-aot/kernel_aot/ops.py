@@ -22,6 +22,7 @@ DTYPES: Mapping[str, str] = {
     **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
 }
 _TYPES = {dtype: name for name, dtype in DTYPES.items()}
+_LANGUAGE = {"float8_e4m3fn": "float8e4nv", "float8_e5m2": "float8e5"}  # other names of dtypes in triton.language
 
 
 @dataclass(frozen=True)
@@ -132,4 +133,6 @@ def variants(op: Op) -> Iterator[Variant]:
         values = [f"{name} {value}" for name, value in {**config.constants, **config.options}.items()]
         label = f"{op.name} ({', '.join(filter(None, [dtype, *values]))})"
         divisible = tuple(name for name in signature if name in always.union(hints))
-        yield Variant(op, config, signature, {**op.constants, **config.constants, **ones}, divisible, label)
+        constants = {**op.constants, **config.constants, **ones}
+        constants |= {name: f"tl.{_LANGUAGE.get(dtype, dtype)}" for name, value in constants.items() if value == "tl.T"}
+        yield Variant(op, config, signature, constants, divisible, label)

@@ -57,7 +57,14 @@ def module(ops: Sequence[Op], text: str, source: str, depth: int) -> str:
     # A call of the overload takes the host 0.2 us less than one of ops.NAME.
     parts.append("\n".join(f"_{op.name} = ops.{op.name}.default" for op in ops) + "\n")
     for op in ops:
-        parts.append(_function(op, functions.get(op.name)))
+        author, names = functions.get(op.name), [parameter.name for parameter in op.parameters]
+        if author and (own := [each.arg for each in (*author.args.args, *author.args.kwonlyargs)]) != names:
+            raise ConfigError(
+                f"{op.name} has the parameters {', '.join(own)}, and its schema has {', '.join(names)}",
+                where=f"{source}:{author.lineno}",
+                hint="write the schema with the function's parameters",
+            )
+        parts.append(_function(op, author))
         parts.append(_fake(op))
     return "\n\n".join(parts)
 

@@ -59,6 +59,8 @@ class Reader:
         scope = {**values, **self.scope}
         constants = {**derived.get("constants", {}), **table.get("constants", {})}
         configs = tuple(self.configs(scope, constants))
+        if not table.get("dtypes") and any("tl.T" in {**constants, **row.constants}.values() for row in configs):
+            raise self.error("dtypes", "a constexpr is tl.T, and no dtypes are listed", "list them")
         for name in table.get("divisible", ()):
             if name not in {argument.name for argument in arguments}:
                 raise self.error("divisible", f"{name} is no argument of {table['kernel']}", "name its parameters")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -118,6 +119,25 @@ def test_a_function_of_the_module_that_is_no_op_is_an_error(tmp_path: Path) -> N
     (op,) = ops_of(project(tmp_path, kernels=text))
     with pytest.raises(ConfigError, match="helper is neither a kernel nor an op"):
         python_code.module([op], text, "kernels.py", 1)
+
+
+def test_a_function_with_other_parameters_than_the_schema_is_an_error(tmp_path: Path) -> None:
+    """The op would ignore them."""
+    (op,) = ops_of(project(tmp_path))
+    with pytest.raises(ConfigError, match="scale has the parameters x, factor, flag, kind, and its schema has x, f"):
+        python_code.module([op], KERNELS.replace("flag: bool = False", "flag=False, *, kind=0"), "kernels.py", 1)
+
+
+def test_a_constexpr_is_the_dtype_of_the_tensors(tmp_path: Path) -> None:
+    kernels = KERNELS.replace("factor, FLAG:", "factor, TYPE: tl.constexpr, FLAG:").replace(
+        "factor, FLAG=", "factor, TYPES[x.dtype], FLAG="
+    )
+    aot = AOT.replace('"float32"', '"float8_e5m2"') + 'constants = { TYPE = "tl.T" }\n'
+    (op,) = ops_of(project(tmp_path / "a", aot, kernels))
+    assert {variant.constants["TYPE"] for variant in variants(op)} == {"tl.float16", "tl.float8e5"}
+    aot = re.sub("dtypes = .*", 'types = { x_ptr = "*fp32", out_ptr = "*fp32" }', aot)
+    with pytest.raises(ConfigError, match="no dtypes are listed"):
+        ops_of(project(tmp_path / "b", aot, kernels))
 
 
 def test_only_python_projects_for_cuda_have_binaries(tmp_path: Path) -> None:
