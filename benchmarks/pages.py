@@ -212,11 +212,17 @@ def skills() -> Values:
 
 def triton() -> Values:
     """Return the values of docs/triton.md, of whose figures those on a GPU may be missing."""
-    report = results("triton-aot.h200") if (RESULTS / "triton-aot.h200.json").exists() else None
+    names = ("triton-aot.h200", "triton-public.h200")
+    report, public = (results(name) if (RESULTS / f"{name}.json").exists() else None for name in names)
     build = builder_rows(results("builder")["figures"]).get("triton")
     return {
         "report": report,
-        "rows": [*(triton_results.rows(report) if report else []), *([build] if build else [])],
+        "rows": [
+            *(triton_results.rows(report) if report else []),
+            *([build] if build else []),
+            *(triton_results.public_rows(public) if public else []),
+        ],
+        "public": public,
         "head": triton_results.HEAD,
         "cells": list(triton_results.cells(report["operations"])) if report else [],
     }

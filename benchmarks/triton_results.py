@@ -48,3 +48,16 @@ def rows(report: Mapping[str, Any]) -> list[Row]:
         Row("results equal to just in time bit by bit", "all", f"{same} of {compared}", same == compared),
         Row("needed at run time beyond Torch", "nothing", "Triton" if imported else "nothing", not imported),
     ]
+
+
+def public_rows(report: Mapping[str, Any]) -> list[Row]:
+    """Return the figures of public kernels."""
+    kernels = list(report["kernels"].values())
+    built = f"{sum(kernel['built'] for kernel in kernels)} of {len(kernels)}"
+    same, compared = (sum(counts) for counts in zip(*map(equal, kernels), strict=True))
+    title = "public kernels built with a declaration and launch function added"
+    ran = all(kernel["results"] for kernel in kernels)
+    return [
+        Row(title, "6 of 6", built, built == "6 of 6"),
+        Row("their results equal to just in time", "all", f"{same} of {compared}", ran and same == compared),
+    ]
