@@ -141,6 +141,10 @@ const char* wrong_conversion() {
                       __float2half(65519.0f).x == 0x7bff && __float2half(65520.0f).x == 0x7c00 &&
                       __float2bfloat16(1.0f + 0x1p-8f).x == 0x3f80 && __float2bfloat16(1.0f + 0x3p-8f).x == 0x3f82;
   if (abs(-1.75f) != 1.75f || min(NAN, 1.0f) != 1.0f || __float2uint_rn(-2.5f) != 0) return "overload";
+  if (__fadd_ru(1.0f, 1e-9f) == 1.0f || __dsqrt_rd(2.0) == __dsqrt_ru(2.0) || __ull2float_rz(~0ull) == 0x1p64f ||
+      __double2float_rn(0.1) != 0.1f || __hiloint2double(__double2hiint(-1.1), __double2loint(-1.1)) != -1.1 ||
+      __tanhf(0.0f) != 0.0f)
+    return "a rounding mode";
   const double roots[] = {erfinv(0.3) - 0.27246271472675443, erfcinv(1e-20) - 6.6015806223551430,
                           erfcinvf(1.7f) + 0.7328691f,       normcdfinv(0.025) + 1.9599639845400543,
                           erfcx(30.0) - 0.01879563616130149, rsqrtf(4.0f) - 0.5f,

@@ -14,7 +14,11 @@
 #define PROPERTY(name) SAME(name(f), bool) SAME(name(d), bool) SAME(name(i), bool)
 #define WITH_INTEGER(name, integer) \
   SAME(name(f, integer), float) SAME(name(d, integer), double) SAME(name##f(f, integer), float)
-#define ROUNDED(name, T) SAME(name##_rn(1), T) SAME(name##_rz(1), T) SAME(name##_ru(1), T) SAME(name##_rd(1), T)
+#define ROUNDED(name, T, ...) SAME(name##_rn(__VA_ARGS__), T) SAME(name##_rz(__VA_ARGS__), T) \
+  SAME(name##_ru(__VA_ARGS__), T) SAME(name##_rd(__VA_ARGS__), T)
+#define ARITHMETIC(of, fused, T, x) ROUNDED(of##add, T, x, x) ROUNDED(of##sub, T, x, x) ROUNDED(of##mul, T, x, x) \
+  ROUNDED(of##div, T, x, x) ROUNDED(of##rcp, T, x) ROUNDED(of##sqrt, T, x) ROUNDED(fused, T, x, x, x)
+#define FAST(name) SAME(name(f), float)
 using Unsigned = unsigned;
 using Long = long;
 using UnsignedLong = unsigned long;
@@ -53,7 +57,17 @@ __global__ void overloads(float f, double d, int i, long l) {
   SAME(rnorm3df(f, f, f), float) SAME(rnorm4d(d, d, d, d), double) SAME(rnorm4df(f, f, f, f), float)
   SAME(norm(i, &d), double) SAME(normf(i, &f), float) SAME(rnorm(i, &d), double) SAME(rnormf(i, &f), float)
   SAME(nan(""), double) SAME(nanf(""), float) SAME(fdividef(f, f), float) SAME(fdivide(f, f), double)
-  ROUNDED(__float2int, int) ROUNDED(__float2uint, Unsigned) ROUNDED(__float2ll, LongLong)
-  ROUNDED(__float2ull, UnsignedLongLong) ROUNDED(__double2int, int) ROUNDED(__double2uint, Unsigned)
-  ROUNDED(__double2ll, LongLong) ROUNDED(__double2ull, UnsignedLongLong)
+  ARITHMETIC(__f, __fmaf, float, f) ARITHMETIC(__d, __fma, double, d) ROUNDED(__fmaf_ieee, float, f, f, f)
+  ROUNDED(__float2int, int, f) ROUNDED(__float2uint, Unsigned, f) ROUNDED(__float2ll, LongLong, f)
+  ROUNDED(__float2ull, UnsignedLongLong, f) ROUNDED(__double2int, int, d) ROUNDED(__double2uint, Unsigned, d)
+  ROUNDED(__double2ll, LongLong, d) ROUNDED(__double2ull, UnsignedLongLong, d) ROUNDED(__double2float, float, d)
+  ROUNDED(__int2float, float, i) ROUNDED(__uint2float, float, 1u) ROUNDED(__ll2float, float, 1ll)
+  ROUNDED(__ull2float, float, 1ull) ROUNDED(__ll2double, double, 1ll) ROUNDED(__ull2double, double, 1ull)
+  SAME(__int2double_rn(i), double) SAME(__uint2double_rn(1u), double) SAME(__hiloint2double(i, i), double)
+  SAME(__double2hiint(d), int) SAME(__double2loint(d), int) SAME(__double_as_longlong(d), LongLong)
+  SAME(__longlong_as_double(1ll), double) SAME(__float_as_int(f), int) SAME(__float_as_uint(f), Unsigned)
+  SAME(__int_as_float(i), float) SAME(__uint_as_float(1u), float) SAME(__fdividef(f, f), float)
+  SAME(__powf(f, f), float) FAST(__cosf) FAST(__exp10f) FAST(__expf) FAST(__frsqrt_rn) FAST(__log10f) FAST(__log2f)
+  FAST(__logf) FAST(__saturatef) FAST(__sinf) FAST(__tanf)
+  __sincosf(f, &f, &f);
 }

@@ -7,6 +7,7 @@
 
 // Not <cmath> and <cstdlib>: these two put the overloads for float and double beside C's functions, as device code has
 // them.
+#include <fenv.h>
 #include <math.h>
 #include <stdlib.h>
 

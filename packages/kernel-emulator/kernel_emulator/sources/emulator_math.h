@@ -136,18 +136,56 @@ EMULATOR_UNARY(__sinf, sinf(x))
 EMULATOR_UNARY(__cosf, cosf(x))
 EMULATOR_UNARY(__tanf, tanf(x))
 EMULATOR_UNARY(__saturatef, x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f)
-EMULATOR_UNARY(__frcp_rn, 1.0f / x)
-EMULATOR_UNARY(__fsqrt_rn, sqrtf(x))
+EMULATOR_UNARY(__tanhf, tanhf(x))
 EMULATOR_UNARY(__frsqrt_rn, 1.0f / sqrtf(x))
 #undef EMULATOR_UNARY
 inline void __sincosf(float x, float* sine, float* cosine) { *sine = sinf(x), *cosine = cosf(x); }
 inline float __powf(float x, float y) { return powf(x, y); }
 inline float __fdividef(float x, float y) { return x / y; }
-inline float __fadd_rn(float x, float y) { return x + y; }
-inline float __fsub_rn(float x, float y) { return x - y; }
-inline float __fmul_rn(float x, float y) { return x * y; }
-inline float __fdiv_rn(float x, float y) { return x / y; }
-inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
+// Operations that round as the name says. Accesses of volatile variables stay between the calls of fesetround.
+namespace emulator {
+template <typename T, typename X, typename Operation>
+T rounded(int mode, X x, Operation operation) {
+  if (mode == FE_TONEAREST) return operation(x);
+  fesetround(mode);
+  volatile X first = x;
+  volatile T result = operation(X{first});
+  fesetround(FE_TONEAREST);
+  return result;
+}
+}  // namespace emulator
+#define EMULATOR_ROUNDED(mode, name, T, parameters, X, expression)                              \
+  inline T name parameters {                                                                    \
+    return emulator::rounded<T>(mode, x, [=](X x) -> T { return static_cast<T>(expression); }); \
+  }
+#define EMULATOR_ARITHMETIC(T, of, fused, suffix, mode)                 \
+  EMULATOR_ROUNDED(mode, __##of##add_##suffix, T, (T x, T y), T, x + y) \
+  EMULATOR_ROUNDED(mode, __##of##sub_##suffix, T, (T x, T y), T, x - y) \
+  EMULATOR_ROUNDED(mode, __##of##mul_##suffix, T, (T x, T y), T, x* y)  \
+  EMULATOR_ROUNDED(mode, __##of##div_##suffix, T, (T x, T y), T, x / y) \
+  EMULATOR_ROUNDED(mode, __##of##rcp_##suffix, T, (T x), T, 1 / x)      \
+  EMULATOR_ROUNDED(mode, __##of##sqrt_##suffix, T, (T x), T, sqrt(x))   \
+  EMULATOR_ROUNDED(mode, fused##_##suffix, T, (T x, T y, T z), T, fma(x, y, z))
+#define EMULATOR_MODE(suffix, mode)                                                                     \
+  EMULATOR_ARITHMETIC(float, f, __fmaf, suffix, mode)                                                   \
+  EMULATOR_ARITHMETIC(double, d, __fma, suffix, mode)                                                   \
+  EMULATOR_ROUNDED(mode, __fmaf_ieee_##suffix, float, (float x, float y, float z), float, fma(x, y, z)) \
+  EMULATOR_ROUNDED(mode, __int2float_##suffix, float, (int x), int, x)                                  \
+  EMULATOR_ROUNDED(mode, __uint2float_##suffix, float, (unsigned x), unsigned, x)                       \
+  EMULATOR_ROUNDED(mode, __ll2float_##suffix, float, (long long x), long long, x)                       \
+  EMULATOR_ROUNDED(mode, __ull2float_##suffix, float, (unsigned long long x), unsigned long long, x)    \
+  EMULATOR_ROUNDED(mode, __double2float_##suffix, float, (double x), double, x)                         \
+  EMULATOR_ROUNDED(mode, __ll2double_##suffix, double, (long long x), long long, x)                     \
+  EMULATOR_ROUNDED(mode, __ull2double_##suffix, double, (unsigned long long x), unsigned long long, x)
+EMULATOR_MODE(rn, FE_TONEAREST)
+EMULATOR_MODE(rz, FE_TOWARDZERO)
+EMULATOR_MODE(ru, FE_UPWARD)
+EMULATOR_MODE(rd, FE_DOWNWARD)
+#undef EMULATOR_MODE
+#undef EMULATOR_ARITHMETIC
+#undef EMULATOR_ROUNDED
+inline double __int2double_rn(int x) { return x; }
+inline double __uint2double_rn(unsigned x) { return x; }
 // Conversions round as the name says, and saturate; NaN becomes 0, and with 64 bits the smallest or largest value.
 namespace emulator {
 template <typename T>
@@ -172,14 +210,17 @@ EMULATOR_TO_INTEGER(double, uint, unsigned)
 EMULATOR_TO_INTEGER(double, ll, long long)
 EMULATOR_TO_INTEGER(double, ull, unsigned long long)
 #undef EMULATOR_TO_INTEGER
-inline float __int2float_rn(int x) { return static_cast<float>(x); }
-inline float __uint2float_rn(unsigned x) { return static_cast<float>(x); }
 inline float __uint_as_float(unsigned x) { return emulator::bits<float>(x); }
 inline unsigned __float_as_uint(float x) { return emulator::bits<unsigned>(x); }
 inline float __int_as_float(int x) { return emulator::bits<float>(x); }
 inline int __float_as_int(float x) { return emulator::bits<int>(x); }
 inline long long __double_as_longlong(double x) { return emulator::bits<long long>(x); }
 inline double __longlong_as_double(long long x) { return emulator::bits<double>(x); }
+inline double __hiloint2double(int high, int low) {
+  return emulator::bits<double>(static_cast<uint64_t>(high) << 32 | static_cast<unsigned>(low));
+}
+inline int __double2hiint(double x) { return static_cast<int>(emulator::bits<uint64_t>(x) >> 32); }
+inline int __double2loint(double x) { return static_cast<int>(emulator::bits<uint64_t>(x)); }
 inline unsigned __umulhi(unsigned x, unsigned y) { return static_cast<unsigned>((uint64_t{x} * y) >> 32); }
 inline int __mulhi(int x, int y) { return static_cast<int>((int64_t{x} * y) >> 32); }
 inline uint64_t __umul64hi(uint64_t x, uint64_t y) {
