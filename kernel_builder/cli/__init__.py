@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TextIO, TypeVar, cast
@@ -108,7 +109,16 @@ class MainGroup(PluginGroup):
             close = nearest(name, self.list_commands(ctx))
             meant = f"did you mean `{close}`?" if close else "--help lists all commands"
             raise click.UsageError(f"No such command {name!r}: {meant}", ctx)
-        return super().resolve_command(ctx, args)
+        resolved, command, rest = super().resolve_command(ctx, args)
+        own = command.params if command and not ctx.resilient_parsing else []
+        needed = [
+            entry for entry in own if isinstance(entry.type, click.Path) and getattr(entry, "flag_value", "") != ""
+        ]
+        paths = {option for entry in needed for option in entry.opts}
+        for word, value in pairwise(rest[: rest.index("--")] if "--" in rest else rest):
+            if word in paths and value.startswith("--"):
+                raise click.UsageError(f"Option {word!r} requires a path, and {value!r} is an option.", ctx)
+        return resolved, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands by section."""

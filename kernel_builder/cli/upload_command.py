@@ -137,12 +137,7 @@ def fill_card(directory: Path, output: TextIO) -> None:
 
 
 def _upload(
-    request: PublishRequest,
-    to_build: Mapping[str, Any] | None,
-    *,
-    quiet: bool,
-    as_json: bool,
-    output_json: Path | None,
+    request: PublishRequest, to_build: Mapping[str, Any] | None, *, quiet: bool, as_json: bool, output_json: Path | None
 ) -> None:
     """Build the selected variants of the project, if any, and publish it; exit if one of them fails."""
     as_json = as_json or output_json == Path()

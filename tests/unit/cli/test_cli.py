@@ -25,10 +25,14 @@ def test_every_command_has_help(command: str) -> None:
     assert len(done.output.splitlines()) > 5
 
 
-def test_an_unknown_command_gets_a_hint() -> None:
-    done = CliRunner().invoke(main, ["buidl"])
-    assert done.exit_code == 2
-    assert "No such command 'buidl': did you mean `build`?" in done.output
+def test_mistyped_commands_and_options_get_a_hint() -> None:
+    for words, message in (
+        (["buidl"], "No such command 'buidl': did you mean `build`?"),
+        (["build", "--keep-generated", "--out", "x"], "'--keep-generated' requires a path, and '--out' is an option"),
+        (["upload", "/no", "--output-json", "--dry-run"], "there is no such file"),
+    ):
+        done = CliRunner().invoke(main, words)
+        assert (done.exit_code, message in done.output) == (2, True), done.output
 
 
 def test_completion_completes() -> None:
