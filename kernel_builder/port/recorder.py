@@ -15,6 +15,7 @@ import importlib.machinery
 import importlib.metadata
 import json
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -320,6 +321,12 @@ def main() -> None:
         for key in ("libraries", "options")
         if settings.get(key)
     ]
+    log = Path(home).with_name("compiled")
+    for words in plain(log.read_text(errors="replace").splitlines() if log.exists() else []):
+        for source in re.findall(r"\S+\.(?:cu|cc|cpp|cxx|c)\b", words):
+            if Path(root, source).is_file():
+                left_out += [(0, f"{source} is compiled by a command: add it to `src`, and the flags of {words}")]
+    log.unlink(missing_ok=True)
     module = "torch.utils.cpp_extension"
     replaced = vars(sys.modules.get(module, object)).keys() - CONTENTS[module].keys()
     left_out += [(0, f"{module}.{name} is replaced and not run") for name in sorted(replaced) if name[:2] != "__"]

@@ -25,13 +25,20 @@ from kernel_format.files import temporary_directory
 _RECORDER = Path(__file__).with_name("recorder.py")
 _SECONDS = 120
 _NOT_COPIED = (".git", ".venv", "__pycache__", "node_modules")
-# Programs that scripts start: name -> output. The toolkit and the repository are not in the sandbox, and nothing is
-# installed or removed.
-_CUDA_PROGRAMS = {
-    "nvcc": "Cuda compilation tools, release 13.0, V13.0.88\nBuild cuda_13.0.r13.0/compiler.36424714_0",
-    "nvidia-smi": "9.0",
+# Programs that scripts start: path -> script. The toolkit and the repository are not in the sandbox, and nothing is
+# installed or removed. Compilers record their commands, and write empty objects.
+_COMPILE = """case " $* " in *" -c "*) echo "$@" >>COMPILED
+    for word; do [ "$before" != -o ] || : >"$word"; before=$word; done; exit;;
+esac
+"""
+_NVCC = "Cuda compilation tools, release 13.0, V13.0.88\nBuild cuda_13.0.r13.0/compiler.36424714_0"
+_PROGRAMS = {
+    "bin/git": f"echo {'0' * 40}",
+    "bin/pip": "",
+    "cuda/bin/nvidia-smi": "echo 9.0",
+    "cuda/bin/nvcc": f"{_COMPILE}echo '{_NVCC}'",
+    **{f"bin/{name}": f'{_COMPILE}exec /usr/bin/{name} "$@"' for name in ("c++", "g++", "cc", "gcc")},
 }
-_PROGRAMS = {"git": "0" * 40, "pip": ""}
 
 
 @dataclass(frozen=True)
@@ -88,11 +95,10 @@ def run_setup(setup: Path, words: Sequence[str] = (), sandbox: SandboxMode = "re
         home = scratch / "cuda"
         tree = work_tree(setup.resolve().parent)
         root = _copy(tree, setup.resolve().parent, scratch / "project")
-        for directory, outputs in ((home / "bin", _CUDA_PROGRAMS), (scratch / "bin", _PROGRAMS)):
-            directory.mkdir(parents=True)
-            for name, output in outputs.items():
-                (directory / name).write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\n")
-                (directory / name).chmod(0o755)
+        for path, script in _PROGRAMS.items():
+            (scratch / path).parent.mkdir(parents=True, exist_ok=True)
+            (scratch / path).write_text(f"#!/bin/sh\n{script}\n".replace("COMPILED", str(scratch / "compiled")))
+            (scratch / path).chmod(0o755)
         for name in ("python", "python3"):  # with which scripts generate sources
             (scratch / "bin" / name).symlink_to(sys.executable)
         request = {"script": str(root / setup.name), "root": str(root), "home": str(home), "arguments": arguments}
@@ -148,13 +154,7 @@ def _run(
 def _record(command: Sequence[str], environment: Mapping[str, str], scratch: Path) -> dict[str, Any]:
     try:
         done = subprocess.run(
-            command,
-            cwd=scratch,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_SECONDS,
-            check=False,
+            command, cwd=scratch, env=environment, input=b"", capture_output=True, timeout=_SECONDS, check=False
         )
         if done.stdout:
             record: dict[str, Any] = json.loads(done.stdout)

@@ -76,7 +76,7 @@ def run(script: str, cuda: str | None, gpu: bool, home: str, variables: dict[str
     for descriptor in (1, 2):
         os.dup2(file, descriptor)
     os.environ.clear()
-    os.environ.update(variables)
+    os.environ.update({"RECORDED_EXTENSION": "cpu of setup.py", **variables})
     os.chdir(Path(script).parent)
     set_machine(cuda, gpu, home)
     build_ext.build_extension = build_extension

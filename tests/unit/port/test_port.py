@@ -217,6 +217,7 @@ def test_differences_between_machines_are_named(tmp_path: Path) -> None:
         "cuda = [('TWO', '2')] if CUDA_HOME else []\n"
         "unused = CppExtension('unused', ['b.cpp'])\n"
         "torch.utils.cpp_extension._write_ninja_file = print\n"
+        "assert os.system('nvcc -c a.cu -o a.o && test -e a.o && g++ -v && g++ -DA -c b.cpp') == 0 or not CUDA_HOME\n"
         "extensions = [CE('a', ['a.cu'], extra_compile_args=gpu), CppExtension('b', ['b.cpp'], define_macros=cuda)]\n"
         "if not CUDA_HOME:\n    raise OSError('no toolkit')\n"
         "setup(ext_modules=extensions)\n"
@@ -227,6 +228,8 @@ def test_differences_between_machines_are_named(tmp_path: Path) -> None:
     assert "the extension 'unused' is not in ext_modules" in texts
     assert "torch.utils.cpp_extension._write_ninja_file is replaced and not run" in texts
     assert "the extension 'b' on CUDA 13 with a GPU only: define_macros ['TWO', '2']" in texts
+    assert "b.cpp is compiled by a command: add it to `src`, and the flags of -DA -c b.cpp" in texts
+    assert len([text for text in texts if text.startswith("a.cu is compiled by a command")]) == 1
     (failed,) = report["failed"]
     assert re.fullmatch(r"as on a CPU: setup.py ends at line \d+: OSError: no toolkit", failed)
 
