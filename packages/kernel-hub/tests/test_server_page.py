@@ -79,7 +79,7 @@ def test_pages_of_a_kernel(hub: RunningHub, browser: object, tmp_path: Path) -> 
     assert {"API", "Build"} <= set(page.locator("article h2").all_inner_texts())
     page.click("details summary")
     files = page.locator("#files li").all_inner_texts()
-    assert f"build/{VARIANT}/table.bin 1250.0 KiB" in files
+    assert f"build/{VARIANT}/table.bin 1.2 MiB" in files
     response = page.request.get(hub.url + page.get_attribute("#files a >> text=table.bin", "href"))
     assert response.ok and len(response.body()) == 1_280_000
     page.set_viewport_size({"width": 375, "height": 700})
@@ -87,6 +87,7 @@ def test_pages_of_a_kernel(hub: RunningHub, browser: object, tmp_path: Path) -> 
     for address in (page.url, hub.url, hub.url + commit):
         page.goto(address)
         assert page.evaluate("document.documentElement.scrollWidth") <= 375, address
+        assert page.evaluate("[...document.querySelectorAll('th, .badge')].every(e => e.offsetHeight < 40)"), "one line"
     page.goto(f"{hub.url}/kernels/{KERNEL}")
     shown = page.evaluate("[...document.images].map(image => [new URL(image.src).pathname, image.naturalWidth])")
     assert [f"/kernels/{KERNEL}/resolve/main/benchmarks/results/speed.svg", 120] in shown
