@@ -121,9 +121,6 @@ def test_a_change_waits_for_the_lock_of_another_git_process(hub: RunningHub) -> 
     assert refused.status_code == 503 and "locked" in refused.json()["error"] and lock.exists()
 
 
-pytestmark = pytest.mark.attack
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MB."""
@@ -182,9 +179,6 @@ def test_every_change_on_a_full_disk_is_refused_with_the_reason(
     (small_disk / "filling").unlink()
     for method, url, options in changes:
         assert requests.request(method, url, headers=TOKEN, **options).ok, url
-
-
-pytestmark = pytest.mark.attack
 
 
 def git(hub: RunningHub, repo_id: str, *command: str) -> str:

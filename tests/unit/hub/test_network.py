@@ -47,6 +47,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("", None, "", "login page of a network", "HF_ENDPOINT"),
         ("/limited", None, "", "limits the requests", "wait 900 seconds"),
         ("", "hf_\xe4", "", "characters other than ASCII", "hf auth login"),
+        ("/offline", None, "", "HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE"),
         ("", None, "http://me:secret@127.0.0.1:9", "through the proxy http://127.0.0.1:9 (HTTP_PROXY", "HF_ENDPOINT"),
     ],
 )
@@ -54,6 +55,7 @@ def test_a_request_to_a_hub_names_the_cause_of_its_failure(
     path: str, token: str | None, proxy: str, message: str, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("no_proxy", "" if proxy else "*")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", path == "/offline")
     if proxy:
         monkeypatch.setenv("http_proxy", proxy)
     with served(Page) as url, pytest.raises(HubError) as caught:

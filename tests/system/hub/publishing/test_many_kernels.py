@@ -179,6 +179,9 @@ def test_a_pull_request_and_its_merge_rehearsed(hub: RunningHub, github: Running
     artifacts = tmp_path / "artifacts"
     assert [path.name for path in artifacts.iterdir()] == ["packages-one-cpu-x86_64-linux"]
     assert (tmp_path / "tested-one").exists()
+    with pytest.raises(AssertionError, match="no kernel for cuda or rocm to emulate"):  # else its tests would run, too
+        part = {"backend": "cuda", "platform": "x86_64-linux", "project": "one", "name": "one"}
+        kernels.workflow("build-kernels.yml", "pull_request", "build").job("build", part, only="Test")
 
     # The merge publishes the project, and only that.
     merged = git(kernels.root, "rev-parse", "HEAD")
