@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "fresh_dynamo")
 
 
 class OwnLayerNorm(nn.LayerNorm):
-    def forward(self, x):
+    def forward(this, x):  # recognition needs no name `self`
         return super().forward(x) + 1
 
 
