@@ -122,6 +122,9 @@ def test_the_full_abi_before_the_stable_abi(copy_project: Copy, shared_cache: Pa
     later = Release(installed.major, installed.minor + 1)
     project = copy_project("stable-scale")
     replace(project / "build.toml", 'stable-abi = "2.10"', f'stable-abi = "{later}"\nminver = "{installed}"')
+    source = project / "scale" / "scale_cuda.cu"
+    replace(project / "scale" / "scale.h", "#pragma once", '#pragma once\n__asm__(".symver powf,powf@GLIBC_2.2.5");')
+    replace(source, "void scale(", "float power(float x) { return powf(x, x); }\n\nvoid scale(")
     full, stable = full_abi(installed, "cpu"), f"torch-stable-abi{later.digits}-cpu-x86_64-linux"
     cuda = full_abi(installed, "cu130")
     chosen = [option for variant in (full, stable, cuda) for option in ("--variant", variant)]
@@ -129,7 +132,9 @@ def test_the_full_abi_before_the_stable_abi(copy_project: Copy, shared_cache: Pa
     packages = {built["variant"]: built for built in answer["packages"]}
     assert packages.keys() == {full, stable, cuda}
     assert "load" in packages[full]["passed-checks"] and "torch-stable-abi" in packages[stable]["passed-checks"]
-    needed = {name: elf.read(next((project / "build" / name).glob("*.so"))).needed for name in packages}
+    binaries = {name: elf.read(next((project / "build" / name).glob("*.so"))) for name in packages}
+    assert ("powf", "GLIBC_2.2.5") in [(symbol.name, symbol.version) for symbol in binaries[cuda].undefined]
+    needed = {name: binary.needed for name, binary in binaries.items()}
     assert "libtorch.so" in needed[full] and "libtorch.so" not in needed[stable]
     assert "libcuda.so.1" not in needed[cuda], "which calls no function of the driver"
     assert run_python(LOAD, project) == "[0.0, 2.0, 4.0]"
