@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import re
 import sqlite3
 import time
 import uuid
@@ -136,10 +137,11 @@ async def _fail(request: Request, error: Exception) -> Response:
 
 
 def _is_anonymous(scope: Scope) -> bool:
-    """Return whether a request has neither token nor user, and is no upload to a signed address or `/health`."""
+    """Return whether a request has neither token nor user, nor the signed address of a token, and is not `/health`."""
     headers = dict(scope["headers"])
     has_user = b"x-hub-proxy-token" in headers and headers.get(b"x-forwarded-user")
-    known = has_user or b"authorization" in headers or scope["method"] == "PUT"
+    signed = "/large/" in scope["path"] and re.search(rb"(^|&)by=[^&]", scope["query_string"])
+    known = has_user or b"authorization" in headers or signed
     return not known and scope["path"] not in {"/health", "/metrics"}
 
 
