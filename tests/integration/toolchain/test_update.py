@@ -13,6 +13,7 @@ from kernel_builder.toolchain import lock
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import resolve
 from kernel_builder.upkeep import CUDA, FILES, LOCK, MATRIX, SHIMS, Update, find
+from kernel_format.errors import FetchError
 
 from .conftest import COMPONENTS, HEADER_LIBRARIES, TABLES
 from .index_server import IndexServer, wheel
@@ -122,3 +123,20 @@ def test_a_new_patch(checkout: Path, index: IndexServer) -> None:
     update = find_update(checkout, index)
     assert "torch-2.10.4-" in update.files[LOCK]
     assert set(update.files) == {LOCK}
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("kept", [-30, b"RECORD"])
+def test_a_damaged_wheel_is_named_and_the_next_run_succeeds(index: IndexServer, kept: int | bytes) -> None:
+    name = "torch-2.10.3-cp311-cp311-manylinux_2_28_x86_64.whl"
+    whole = index.files[name]
+    if isinstance(kept, int):
+        index.files[name] = whole[:kept]
+    else:
+        start = whole.index(kept) + len(kept)  # of the member's content
+        index.files[name] = whole[:start] + b"\xff" * 4 + whole[start + 4 :]
+    with pytest.raises(FetchError, match="the archive is damaged") as caught:
+        resolve(Index(index.url), COMPONENTS, Silent())
+    assert caught.value.where == name
+    index.files[name] = whole
+    assert resolve(Index(index.url), COMPONENTS, Silent())
