@@ -148,9 +148,7 @@ def _place(path: str | None, name: str | None) -> tuple[Path | None, str]:
         if not slash:
             hint = f"run `kernel-builder init org/{kernel}`, where org is your organization or user name on the Hub"
         raise ConfigError(
-            f"{path!r} is a directory; the name of the Hub repository is missing",
-            where="init",
-            hint=hint,
+            f"{path!r} is a directory; the name of the Hub repository is missing", where="init", hint=hint
         )
     return None, path
 

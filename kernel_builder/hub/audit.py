@@ -92,12 +92,7 @@ class Audit:
 
 
 def audit(
-    name: str,
-    *,
-    since: str | None = None,
-    load: bool = False,
-    signers: Sequence[str] = (),
-    endpoint: str | None = None,
+    name: str, *, since: str | None = None, load: bool = False, signers: Sequence[str] = (), endpoint: str | None = None
 ) -> Audit:
     """Read the packages of a kernel, and describe them.
 

@@ -196,12 +196,7 @@ def _verdict(
 
 
 def _rebuild(
-    verdicts: Sequence[VariantVerdict],
-    published: Path,
-    source: Path,
-    owner: str,
-    temporary: Path,
-    progress: Progress,
+    verdicts: Sequence[VariantVerdict], published: Path, source: Path, owner: str, temporary: Path, progress: Progress
 ) -> list[VariantVerdict]:
     """Rebuild the variants that this machine can build, with an empty cache, and compare them."""
     groups: dict[str | None, list[VariantVerdict]] = {}

@@ -319,11 +319,7 @@ def _python_depends(settings: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def _notes(
-    root: Path,
-    requirements: Sequence[str],
-    kernels: Sequence[PortedExtension],
-    license: str | None,
-    package: str,
+    root: Path, requirements: Sequence[str], kernels: Sequence[PortedExtension], license: str | None, package: str
 ) -> Iterator[str]:
     for path in submodules(root):
         if not (root / path).is_dir() or not any((root / path).iterdir()):

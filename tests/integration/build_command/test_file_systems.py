@@ -10,15 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.build_command.conftest import (
-    BUILDER,
-    FOR_CPU,
-    Copy,
-    NewCache,
-    environment,
-    snapshot,
-    untouched,
-)
+from tests.integration.build_command.conftest import BUILDER, FOR_CPU, Copy, NewCache, environment, snapshot, untouched
 from tests.support.places import CPU
 
 pytestmark = pytest.mark.attack
