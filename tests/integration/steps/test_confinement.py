@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from kernel_builder.backends.cuda import CUDA
 from kernel_builder.checks import ProbeProcess, run_all
 from kernel_builder.cli import main
+from kernel_builder.demangle import demangle
 from kernel_builder.steps import ninja_run
 from kernel_builder.steps.cache import output_path
 from kernel_builder.steps.confinement import Confinement, chosen
@@ -95,10 +96,11 @@ def test_a_build_in_a_sandbox_gives_the_same_bytes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """There, `nm` reads the binary's symbols as well."""
+    """There, programs also read the binary's symbols and their names."""
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/nm").write_text(f"#!/bin/sh\n: > {tmp_path}/outside\n")
-    (tmp_path / "bin/nm").chmod(0o755)
+    for program in (tmp_path / "bin/nm", tmp_path / "bin/c++filt"):
+        program.write_text(f"#!/bin/sh\n: > {tmp_path}/outside\n")
+        program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     (variant,) = planned(copy_project("stable-scale")).variants
     assert variant.binary
@@ -115,6 +117,7 @@ def test_a_build_in_a_sandbox_gives_the_same_bytes(
         assert (tmp_path / "outside").exists() == (where is None)
         (tmp_path / "outside").unlink(missing_ok=True)
     assert made[0] == made[1]
+    assert demangle(["_Z1fv"]) and not (tmp_path / "outside").exists()
 
 
 def test_a_compiler_cannot_change_the_script_that_stores_its_object(
