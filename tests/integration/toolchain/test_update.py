@@ -14,29 +14,12 @@ from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import resolve
 from kernel_builder.upkeep import CUDA, FILES, LOCK, MATRIX, SHIMS, Update, find
 from kernel_format.errors import FetchError
+from tests.support.places import SOURCES
 
 from .conftest import COMPONENTS, HEADER_LIBRARIES, TABLES
 from .index_server import IndexServer, wheel
 
-_SHIM = """\
-#define EXPORT __attribute__((__visibility__("default")))
-extern "C" {
-EXPORT int aoti_torch_zero(int);
-#if TORCH_TARGET_VERSION >= ((2ULL<<56)|(10ULL<<48))
-EXPORT int torch_first(int);
-#ifdef USE_CUDA
-EXPORT int torch_cuda_first(int);
-#endif
-#endif
-#if TORCH_TARGET_VERSION >= ((2ULL<<56)|(16ULL<<48))
-EXPORT int torch_second(int);
-EXPORT int torch_a_second_mps_one(int);
-#ifdef USE_CUDA
-EXPORT int torch_cuda_second(int);
-#endif
-#endif
-}
-"""
+_SHIM = SOURCES["torch_shim"]
 
 
 @pytest.fixture(scope="module")
