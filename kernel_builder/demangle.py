@@ -5,18 +5,23 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterable
+from pathlib import Path
+
+from kernel_format.files import temporary_directory
+from kernel_sandbox import sandbox
 
 
 def demangle(names: Iterable[str]) -> dict[str, str]:
-    """Map each name to its C++ declaration, or to itself if it is not mangled or `c++filt` is missing.
+    """Map each name to its C++ declaration, or to itself if it is not mangled or `c++filt` is missing or fails.
 
-    `c++filt` is part of binutils, on which every g++ depends.
+    `c++filt`, a part of binutils, runs in a sandbox if there is one.
     """
     ordered = list(dict.fromkeys(names))
     program = shutil.which("c++filt")
     if program is None or not any(name.startswith("_Z") for name in ordered):
         return {name: name for name in ordered}
-    lines = subprocess.run(
-        [program], input="\n".join(ordered), capture_output=True, text=True, check=False
-    ).stdout.splitlines()
+    with temporary_directory() as scratch:  # names come from binaries that other users publish
+        command = sandbox.wrapped([program], sandbox.strongest(), scratch, sandbox.readable([Path(program)]), "cpu")
+        done = subprocess.run(command, input="\n".join(ordered), capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
     return dict(zip(ordered, lines, strict=True)) if len(lines) == len(ordered) else {name: name for name in ordered}

@@ -18,13 +18,7 @@ from kernel_builder.progress import Progress
 from kernel_builder.toolchain import Toolchains, components, lock
 from kernel_builder.toolchain.components import TORCH_PREFIX, Component
 from kernel_builder.toolchain.index import Index
-from kernel_builder.toolchain.resolve import (
-    for_platform,
-    of_release,
-    preference,
-    resolve,
-    version_of,
-)
+from kernel_builder.toolchain.resolve import for_platform, of_release, preference, resolve, version_of
 from kernel_format.errors import ConfigError, ToolchainError
 
 MATRIX, LOCK = "kernel_builder/config/matrix.toml", "kernel_builder/toolchain/lock.json"

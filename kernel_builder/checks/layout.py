@@ -11,6 +11,7 @@ from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicabl
 from kernel_builder.config.variant import Noarch
 from kernel_format.files import LFS_POINTER
 from kernel_format.metadata import PackageMetadata
+from kernel_format.untrusted_paths import UnsafePath, publishable_tree
 
 _REBUILD = "build the package again"
 _VIOLATIONS: Mapping[type, str] = {
@@ -59,7 +60,12 @@ def _required(package: CheckedPackage) -> Iterator[Finding]:
 
 def _files(package: CheckedPackage) -> Iterator[Finding]:
     """Report files that no package may contain."""
-    for path in sorted(package.directory.rglob("*")):
+    every = sorted(package.directory.rglob("*"))
+    try:
+        publishable_tree(path.relative_to(package.directory).as_posix() for path in every)
+    except UnsafePath as error:
+        yield _finding(".", str(error), "rename the file")
+    for path in every:
         name = path.relative_to(package.directory).as_posix()
         if path.is_symlink():
             yield _finding(name, "is a symbolic link, which the Hub does not store", "replace it by the file")

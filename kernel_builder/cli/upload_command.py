@@ -64,11 +64,7 @@ _publish_options = together(
     click.option("--repo-type", type=click.Choice(["kernel"]), hidden=True, expose_value=False),
     click.option("--quiet", "-q", is_flag=True, hidden=True),
     click.option(
-        "--output-json",
-        is_flag=False,
-        flag_value="",
-        type=click.Path(path_type=Path, dir_okay=False),
-        hidden=True,
+        "--output-json", is_flag=False, flag_value="", type=click.Path(path_type=Path, dir_okay=False), hidden=True
     ),
 )
 
@@ -215,9 +211,7 @@ def _described(result: BranchResult, dry_run: bool) -> str:
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Where to write. [default: DIR/dist]")
 @click.option("--name", metavar="NAME", help="The name in the package index. [default: the name in build.toml]")
 @click.option(
-    "--version",
-    metavar="N.M",
-    help="The version in the package index; N is the version of build.toml. [default: N.0]",
+    "--version", metavar="N.M", help="The version in the package index; N is the version of build.toml. [default: N.0]"
 )
 @owner_option
 @load_option

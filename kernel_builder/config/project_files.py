@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -18,6 +18,7 @@ from kernel_builder.config.ownership import owned_by
 from kernel_builder.config.project import Project, TorchNoarch
 from kernel_builder.config.toml_schema import TomlPlace
 from kernel_format.errors import ConfigError
+from kernel_format.untrusted_paths import UnsafePath, publishable_tree
 
 _BYTECODE = (".pyc", ".pyo")
 
@@ -154,6 +155,7 @@ def _python_files(root: Path, package: Path, pyext: tuple[str, ...]) -> tuple[tu
     check_link(root, package, package.name, str(package))
     endings = tuple(f".{ending}" for ending in pyext)
     files = dict(sorted((path.relative_to(package).as_posix(), path) for path in _walk(root, package, endings)))
+    check_names(package, files)
     if "__init__.py" not in files:
         raise ConfigError(
             "is missing, or `pyext` leaves it out; expected the Python package of the kernel",
@@ -171,6 +173,16 @@ def _python_files(root: Path, package: Path, pyext: tuple[str, ...]) -> tuple[tu
     return tuple((name, root / path.relative_to(package.parent.parent)) for name, path in files.items())
 
 
+def check_names(root: Path, names: Iterable[str]) -> None:
+    """Raise a ConfigError for a file that a Hub, or another system, cannot store under its name."""
+    try:
+        publishable_tree(names)
+    except UnsafePath as error:
+        raise ConfigError(
+            str(error), where=os.fsencode(root).decode(errors="backslashreplace"), hint="rename it"
+        ) from None
+
+
 def _check_regular(path: Path) -> None:
     """Raise a ConfigError for a pipe, a device or a link: reading a pipe may never end."""
     if not path.is_file():
@@ -179,14 +191,6 @@ def _check_regular(path: Path) -> None:
             where=str(path),
             hint="remove it",
         )
-    try:
-        path.name.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(
-            "the name is not UTF-8, so no Hub can store the file",
-            where=os.fsencode(path).decode(errors="backslashreplace"),
-            hint="rename it",
-        ) from None
 
 
 def _walk(root: Path, top: Path, endings: tuple[str, ...]) -> Iterator[Path]:

@@ -11,17 +11,7 @@ from kernel_format.errors import VariantError
 from kernel_format.release import Release
 from kernel_format.variant import Abi, FullAbi, Noarch, StableAbi, TvmFfiAbi, this_platform
 
-__all__ = [
-    "PLATFORMS",
-    "Abi",
-    "FullAbi",
-    "Noarch",
-    "Release",
-    "StableAbi",
-    "TvmFfiAbi",
-    "Variant",
-    "this_platform",
-]
+__all__ = ["PLATFORMS", "Abi", "FullAbi", "Noarch", "Release", "StableAbi", "TvmFfiAbi", "Variant", "this_platform"]
 
 PLATFORMS = ("x86_64-linux", "aarch64-linux")
 

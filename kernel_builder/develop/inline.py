@@ -27,12 +27,7 @@ Fake = Callable[..., "Tensor | Sequence[Tensor]"]
 """Takes the arguments of a function, and returns empty tensors with the shapes of its results."""
 
 
-def load(
-    source: str | Path,
-    functions: str | Sequence[str],
-    *,
-    fakes: Mapping[str, Fake] | Fake | None = None,
-) -> Any:
+def load(source: str | Path, functions: str | Sequence[str], *, fakes: Mapping[str, Fake] | Fake | None = None) -> Any:
     """Compile a C++ or CUDA source for the running Torch, and return its functions.
 
     The compiler is the builder's own, so a CUDA source needs no CUDA installation. The result is cached: the same

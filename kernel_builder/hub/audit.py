@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,11 @@ from kernel_builder.hub.content import RemoteFile
 from kernel_builder.hub.packages import HubPackage
 from kernel_builder.hub.partial_download import SMALL, download
 from kernel_builder.hub.remote_repository import RemoteRepository, refuse_redirect
-from kernel_builder.hub.verification import newest_commit
+from kernel_builder.hub.verification import newest_commit, signature_here, versions_at
 from kernel_format.errors import CheckError, PackageError, VariantError
 from kernel_format.files import file_digest, temporary_directory
 from kernel_format.metadata import PackageMetadata
-from kernel_format.signatures import read_signers, signature_verdict
+from kernel_format.signatures import read_signers
 from kernel_format.tree_digest import SIGNATURE
 from kernel_format.variant import parse
 
@@ -92,12 +92,7 @@ class Audit:
 
 
 def audit(
-    name: str,
-    *,
-    since: str | None = None,
-    load: bool = False,
-    signers: Sequence[str] = (),
-    endpoint: str | None = None,
+    name: str, *, since: str | None = None, load: bool = False, signers: Sequence[str] = (), endpoint: str | None = None
 ) -> Audit:
     """Read the packages of a kernel, and describe them.
 
@@ -117,15 +112,16 @@ def audit(
     with ExitStack() as stack:
         opened = _open(name, stack, whole=load, endpoint=endpoint)
         packages = [HubPackage(directory) for directory in opened.packages]
+        repo_id = opened.repository.repo_id if opened.repository else None
         names = [name for name in checks.CHECKS if opened.files is None or name not in _WHOLE_FILES]
         reports = checks.run_all(opened.packages, only=names, load=load)
         variants = tuple(
-            _audited(package, report, opened, signature_verdict(package.directory, trusted), environment)
+            _audited(package, report, opened, signature_here(package, trusted, repo_id, opened.versions), environment)
             for package, report in zip(packages, reports, strict=True)
         )
         changes = None
         if since is not None:
-            at_since = f"{opened.repository.repo_id}@{since}" if opened.repository else since
+            at_since = f"{repo_id}@{since}" if repo_id else since
             earlier = _open(at_since, stack, whole=False, endpoint=endpoint)
             changes = _api_changes(list(map(HubPackage, earlier.packages)), packages)
             opened.downloaded += earlier.downloaded
@@ -146,6 +142,7 @@ class _Opened:
     downloaded: int = 0
     repository: RemoteRepository | None = None
     files: Mapping[str, RemoteFile] | None = None  # None if all files are here
+    versions: set[str] = field(default_factory=set)  # whose branches are at the revision
 
 
 def _open(name: str, stack: ExitStack, *, whole: bool, endpoint: str | None) -> _Opened:
@@ -166,7 +163,12 @@ def _open(name: str, stack: ExitStack, *, whole: bool, endpoint: str | None) -> 
         else:
             received = download(repository, commit, files, root)
         opened = _Opened(
-            f"{repo_id}@{commit}", _packages(root / "build"), received, repository, None if whole else files
+            f"{repo_id}@{commit}",
+            _packages(root / "build"),
+            received,
+            repository,
+            None if whole else files,
+            versions_at(repository, commit, revision),
         )
     if not opened.packages:
         raise CheckError(

@@ -23,11 +23,7 @@ _NONE, _TORCH = "none", "Torch"
 
 
 def render(
-    project: Project,
-    repo_id: str,
-    packages: Mapping[str, HubPackage],
-    api: Api,
-    note: str | None = None,
+    project: Project, repo_id: str, packages: Mapping[str, HubPackage], api: Api, note: str | None = None
 ) -> str:
     """Return the text of the published `README.md`.
 

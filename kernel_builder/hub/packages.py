@@ -155,16 +155,13 @@ def _check_agreement(project: Project, packages: Mapping[str, HubPackage], again
             )
         depends = (*project.kernel_depends, *project.backend_kernel_depends.get(package.backend, ()))
         loads = {str(depend.get("repo-id")) for depend in package.metadata.kernel_depends}
-        signed = (package.directory / SIGNATURE).exists()  # for the repository of the metadata
+        # A signature is for the repository of the metadata.
+        place = package.metadata.place if (package.directory / SIGNATURE).exists() else {}
         for key, actual, expected in (
             ("name", package.metadata.name, project.name),
             ("version", package.metadata.version, project.version),
             ("license", package.metadata.license, project.license),
-            (
-                "built-for",
-                (signed and package.metadata.place.get("repo-id")) or project.hub_repo_id,
-                project.hub_repo_id,
-            ),
+            ("built-for", place.get("repo-id", project.hub_repo_id), project.hub_repo_id),
             ("kernel-depends", sorted(loads), sorted({depend.repo_id for depend in depends})),
         ):
             if actual != expected:

@@ -13,14 +13,14 @@ from kernel_builder.checkouts import git_output
 from kernel_builder.config import build_toml
 from kernel_builder.config.ownership import in_text
 from kernel_builder.config.project import Project
-from kernel_builder.config.project_files import in_work_tree
+from kernel_builder.config.project_files import check_names, in_work_tree
 from kernel_builder.hub.content import Content, RemoteFile
 from kernel_builder.hub.publication import LARGE_FILE
 from kernel_format.errors import ConfigError
 from kernel_format.files import LFS_POINTER
 
 # Without git's list, files of other kinds are not published.
-_KNOWN = re.compile(r".*\.(py|pyi|toml|md|c|cc|cpp|cxx|cu|cuh|h|hh|hpp|hxx|inc|inl|hip|rs|lock)|(LICENSE|NOTICE)[^/]*")
+_KNOWN = re.compile(r"(?s).*\.(pyi?|toml|md|c|cc|cpp|cxx|cuh?|hh?|hpp|hxx|inc|inl|hip|rs|lock)|(LICENSE|NOTICE)[^/]*")
 _PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 LARGEST_SOURCE = 10 << 20
 
@@ -33,7 +33,8 @@ def published_files(root: Path, *, largest: int = LARGEST_SOURCE) -> dict[str, C
     files that they point to, so that the published project needs no other directory.
 
     Raises:
-        ConfigError: If a file is a private key, a pointer of git-lfs, or larger than `largest`.
+        ConfigError: If a file is a private key, a pointer of git-lfs, larger than `largest`, or has a name that not
+            every system can store.
     """
     root = Path(os.path.realpath(root))
     files = {
@@ -46,6 +47,7 @@ def published_files(root: Path, *, largest: int = LARGEST_SOURCE) -> dict[str, C
         and name.suffix not in (".pyc", ".whl")
         and name.name != "compile_commands.json"
     }
+    check_names(root, files)
     for name, content in files.items():
         with (root / name).open("rb") as file:
             start = file.read(4096)

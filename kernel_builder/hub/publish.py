@@ -18,14 +18,7 @@ from kernel_builder.hub import card, project_sources
 from kernel_builder.hub.content import Content, RemoteFile
 from kernel_builder.hub.package_api import Api, breaks_callers
 from kernel_builder.hub.packages import HubPackage, checked_packages, named_backend, without_untested
-from kernel_builder.hub.publication import (
-    API_CHANGE,
-    LARGE_FILE,
-    UNTESTED,
-    BranchResult,
-    Published,
-    PublishRequest,
-)
+from kernel_builder.hub.publication import API_CHANGE, LARGE_FILE, UNTESTED, BranchResult, Published, PublishRequest
 from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_builder.hub.retries import Conflict, repeated
 from kernel_builder.plural import counted

@@ -356,9 +356,7 @@ def refuse_redirect(repository: RemoteRepository, commit: str, files: Mapping[st
     except UnsafePath as error:
         raise VerificationError(f"{REDIRECT} has no valid `destination`: {error}", where=where) from error
     raise HubError(
-        f"the repository redirects clients to {destination}",
-        where=where,
-        hint=f"use {destination}@{revision}",
+        f"the repository redirects clients to {destination}", where=where, hint=f"use {destination}@{revision}"
     )
 
 

@@ -47,7 +47,7 @@ def sign(packages: Sequence[Path], *, identity_token: str | None = None, key: Pr
         key: The key to sign with instead of Sigstore.
 
     Raises:
-        CheckError: If the files of a package do not match its digest.
+        CheckError: If the files of a package do not match its digest, or it was built for no repository.
         VerificationError: If there is no identity provider, or Sigstore refuses or cannot be reached.
     """
     unchanged: list[Path] = []
@@ -58,6 +58,13 @@ def sign(packages: Sequence[Path], *, identity_token: str | None = None, key: Pr
                 f"the package does not match its digest: {'; '.join(differences)}",
                 where=str(package),
                 hint="rebuild the package; nothing has been signed",
+            )
+        place = HubPackage(package).metadata.place
+        if place and place.get("repo-id") is None:
+            raise CheckError(
+                "the package was built for no repository, and its signature would verify for none",
+                where=str(package),
+                hint="name the repository in build.toml ([general.hub] repo-id), build again, and sign again",
             )
         (unchanged if _is_signed(package, key) else wanted).append(package)
     names = tuple(package.name for package in unchanged)

@@ -24,8 +24,16 @@ from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import HubError, KernelBuilderError, VerificationError
 from kernel_format.files import temporary_directory
 from kernel_format.metadata import PackageMetadata
-from kernel_format.signatures import BY_UNKNOWN_KEY, Signers, read_signers, signature_verdict
-from kernel_format.tree_digest import bytecode, hash_tree
+from kernel_format.signatures import (
+    FOR_NO_REPOSITORY,
+    UNVERIFIED,
+    Signers,
+    read_bundle,
+    read_signers,
+    refers_to_key,
+    signature_verdict,
+)
+from kernel_format.tree_digest import SIGNATURE, bytecode, hash_tree
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ class VariantVerdict:
     Attributes:
         variant: The name of the variant.
         digest: Differences between the files and the digest in the metadata; empty if there are none.
-        signature: `valid`, `none`, `BY_UNKNOWN_KEY`, or the error.
+        signature: `valid`, `none`, one of `UNVERIFIED`, or the error.
         provenance: The commit of the sources (`kernel`) and the builder (`kernel-builder`), from the metadata.
         rebuilt: `equal`, `differs`, or the reason why the variant was not rebuilt. None if no rebuild was requested.
         differing: The files whose bytes differ from the rebuilt ones.
@@ -51,12 +59,12 @@ class VariantVerdict:
     @property
     def ok(self) -> bool:
         """Whether no check failed. A missing signature passes."""
-        return not self.digest and not self.differing and self.signature in ("valid", "none", BY_UNKNOWN_KEY)
+        return not self.digest and not self.differing and self.signature in ("valid", "none", *UNVERIFIED)
 
     @property
     def is_verified(self) -> bool:
-        """Whether a requested rebuild has taken place, and the key of a signature is known."""
-        return self.rebuilt in (None, "equal", "differs") and self.signature != BY_UNKNOWN_KEY
+        """Whether a requested rebuild has taken place, and the key and the repository of a signature are known."""
+        return self.rebuilt in (None, "equal", "differs") and self.signature not in UNVERIFIED
 
 
 @dataclass(frozen=True)
@@ -128,10 +136,7 @@ def verify(
                 where=f"{repo_id}@{revision}",
                 hint="packages are on the branch of their version: ORG/NAME@v1",
             )
-        branches = repository.branches().items()
-        versions = {name for name, commit in branches if commit == revision and re.fullmatch(r"v\d+", name)}
-        asked = asked or max(versions, key=lambda name: int(name[1:]), default="")
-        versions = versions & {asked} or versions
+        versions = versions_at(repository, revision, asked)
         verdicts = [_verdict(package, trusted, require_signature, repo_id, versions) for package in packages]
         if source is not None:
             owner = repo_id.partition("/")[0]
@@ -154,29 +159,44 @@ def newest_commit(repository: RemoteRepository, revision: str | None) -> str:
     return branches.get(revision, revision)
 
 
+def versions_at(repository: RemoteRepository, commit: str, asked: str) -> set[str]:
+    """Return the version that was asked for, or is the newest, if its branch is at a commit; else all that are."""
+    branches = repository.branches().items()
+    versions = {name for name, head in branches if head == commit and re.fullmatch(r"v\d+", name)}
+    asked = asked or max(versions, key=lambda name: int(name[1:]), default="")
+    return versions & {asked} or versions
+
+
+def signature_here(package: HubPackage, signers: Signers, repo_id: str | None, versions: set[str]) -> str:
+    """Return the verdict on a signature. One that is valid for another repository, version or variant is not valid.
+
+    Args:
+        repo_id: The repository of the package; None for a package in a directory.
+    """
+    signature, place = signature_verdict(package.directory, signers), package.metadata.place
+    if signature != "valid" or repo_id is None:
+        return signature
+    if place.get("repo-id") is None and (place or refers_to_key(read_bundle(package.directory / SIGNATURE))):
+        return FOR_NO_REPOSITORY
+    version = f"v{package.metadata.version}"
+    if place and not (place == {"repo-id": repo_id, "variant": package.variant} and versions <= {version}):
+        return f"valid for another place: {place.get('repo-id')} {version} {place.get('variant')}"
+    return signature
+
+
 def _verdict(
     directory: Path, signers: Signers, require_signature: bool, repo_id: str, versions: set[str]
 ) -> VariantVerdict:
     package = HubPackage(directory)
-    signature = signature_verdict(directory, signers)
-    if require_signature and signature in ("none", BY_UNKNOWN_KEY):
+    signature = signature_here(package, signers, repo_id, versions)
+    if require_signature and signature in ("none", *UNVERIFIED):
         signature = f"required, but {'missing' if signature == 'none' else signature}"
-    place, version = package.metadata.place, f"v{package.metadata.version}"
-    here = {"repo-id": repo_id, "variant": package.variant}
-    is_here = all(place[key] in (None, here.get(key)) for key in place)
-    if signature == "valid" and place and not (is_here and versions <= {version}):
-        signature = f"valid for another place: {place.get('repo-id')} {version} {place.get('variant')}"
     differences = [*package.digest_differences, *(f"{path} is bytecode" for path in bytecode(directory))]
     return VariantVerdict(package.variant, tuple(differences), signature, package.provenance)
 
 
 def _rebuild(
-    verdicts: Sequence[VariantVerdict],
-    published: Path,
-    source: Path,
-    owner: str,
-    temporary: Path,
-    progress: Progress,
+    verdicts: Sequence[VariantVerdict], published: Path, source: Path, owner: str, temporary: Path, progress: Progress
 ) -> list[VariantVerdict]:
     """Rebuild the variants that this machine can build, with an empty cache, and compare them."""
     groups: dict[str | None, list[VariantVerdict]] = {}

@@ -47,10 +47,7 @@ def deviation(result: torch.Tensor, exact: torch.Tensor) -> Deviation:
         return Deviation(math.inf, math.inf)
     tiny = torch.finfo(torch.float64).tiny
     eps = torch.finfo(result.dtype).eps if result.is_floating_point() else 1.0
-    return Deviation(
-        relative=error_norm / max(norm, tiny),
-        ulps=largest_error / max(largest, tiny) / eps,
-    )
+    return Deviation(relative=error_norm / max(norm, tiny), ulps=largest_error / max(largest, tiny) / eps)
 
 
 def fault(ours: Sequence[Deviation], eager: Sequence[Deviation], factor: float) -> str | None:

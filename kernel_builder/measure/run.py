@@ -109,11 +109,7 @@ def _verdict(row: Row) -> str:
 
 
 def _peers(
-    project: Path,
-    chosen: Mapping[str, type[Any]],
-    against: Sequence[str] | None,
-    device: str,
-    absent: dict[str, str],
+    project: Path, chosen: Mapping[str, type[Any]], against: Sequence[str] | None, device: str, absent: dict[str, str]
 ) -> dict[str, Peers]:
     """Return operation -> its peers, and add the reason of each peer that cannot be loaded to `absent`."""
     has_naive = any(hasattr(workload, NAIVE) for workload in chosen.values())

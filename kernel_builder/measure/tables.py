@@ -6,15 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from kernel_builder.measure.results import (
-    COPY,
-    OURS,
-    YARDSTICK,
-    BenchmarkReport,
-    HostOverhead,
-    Row,
-    shape_name,
-)
+from kernel_builder.measure.results import COPY, OURS, YARDSTICK, BenchmarkReport, HostOverhead, Row, shape_name
 
 Table = list[list[str]]
 

@@ -108,10 +108,7 @@ def available(
 
 
 def _nothing(
-    project: Project,
-    backends: Sequence[str],
-    platforms: Sequence[str],
-    unavailable: Sequence[UnavailableVariant],
+    project: Project, backends: Sequence[str], platforms: Sequence[str], unavailable: Sequence[UnavailableVariant]
 ) -> VariantError:
     """Return the error for a project without a variant to build here, with the obstacle to the nearest variant."""
     message = f"there is no variant to build here for {', '.join(backends)}"

@@ -42,10 +42,7 @@ _LINK_FLAGS = (
 )
 
 
-def plan(
-    selections: Iterable[tuple[Project, Sequence[Variant]]],
-    toolchains: Toolchains,
-) -> Graph:
+def plan(selections: Iterable[tuple[Project, Sequence[Variant]]], toolchains: Toolchains) -> Graph:
     """Plan the variants of all projects as one graph."""
     planned = []
     for project, variants in selections:

@@ -86,16 +86,15 @@ def stage_link(
             "out.so",
         ]
 
-    def run(libraries: Iterable[str]) -> str:
-        command = confinement.around(link(libraries), inside, [*binary.roots.values(), *objects])
-        return f"{_inside(command)}; take out.so"
-
     libraries = binary.libraries
-    commands = [run(libraries)]
+    command = shlex.join(link(libraries))
     for late in binary.linked_if_called:
         libraries = (*libraries, late.library)
         calls = f"nm --dynamic --undefined-only out.so | grep -v '{late.but_not}' | grep -q '{late.symbols}'"
-        commands.append(f"if {calls}; then {run(libraries)}; fi")
+        command += f" && if {calls}; then {shlex.join(link(libraries))}; fi"
+    # `nm` reads what the linker wrote, in the same sandbox.
+    confined = confinement.around(["sh", "-c", command], inside, [*binary.roots.values(), *objects])
+    commands = [_inside(confined), "take out.so"]
     _write_script(directory, shlex.join(link(binary.libraries)), commands, confinement)
 
 

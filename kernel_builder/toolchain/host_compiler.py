@@ -59,9 +59,7 @@ def find(probes: ProbeCache, platform: str) -> HostCompiler:
     executable = shutil.which(program)
     if executable is None:
         raise ToolchainError(
-            f"no such program; expected the C++ compiler g++ {OLDEST} or newer for {platform}",
-            where=program,
-            hint=hint,
+            f"no such program; expected the C++ compiler g++ {OLDEST} or newer for {platform}", where=program, hint=hint
         )
     path = Path(executable).absolute()
     # A g++ without its own assembler and linker takes those on the PATH.

@@ -35,6 +35,7 @@ from urllib3 import Retry
 from urllib3.exceptions import HTTPError, MaxRetryError
 
 from kernel_builder import network
+from kernel_builder.toolchain.archives import reading
 from kernel_builder.toolchain.lock import PinnedFile
 from kernel_builder.version import VERSION
 from kernel_format.errors import FetchError
@@ -183,7 +184,10 @@ class Index:
     def open(self, wheel: DistributionPackage) -> Iterator[RemoteZip]:
         """Open a wheel as a zip file that downloads only the members that are read."""
         try:
-            with RemoteZip(wheel.url, session=self._session, timeout=_TIMEOUT, headers=_UNCOMPRESSED) as archive:
+            with (
+                reading(wheel.filename),
+                RemoteZip(wheel.url, session=self._session, timeout=_TIMEOUT, headers=_UNCOMPRESSED) as archive,
+            ):
                 yield archive
         except (RemoteZipError, HTTPError) as error:
             raise self._unreachable(wheel.filename, error) from error

@@ -88,9 +88,9 @@ def _requirements(index: Index, required_by: str) -> tuple[str, list[Requirement
     project, _, release = required_by.partition(" ")
     wheel = _newest(index, project, Release.parse(release))
     with index.open(wheel) as archive:
-        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        name = next((name for name in archive.namelist() if name.endswith(".dist-info/METADATA")), "METADATA")
         metadata = Metadata.from_email(archive.read(name), validate=False)
-    return str(version_of(wheel)), metadata.requires_dist or []
+        return str(version_of(wheel)), metadata.requires_dist or []
 
 
 def version_of(package: DistributionPackage) -> Version:
@@ -170,20 +170,20 @@ def _parts_of_wheel(
         if record_name is None or "sha256" not in package.digests:
             raise ToolchainError("has no RECORD, or the index states no SHA-256 of it", where=package.filename)
         record = hashlib.sha256(archive.read(record_name)).hexdigest()
-    ranges: list[tuple[int, int]] = []
-    kept = 0
-    for info, end in zip(infos, ends, strict=True):
-        inside = info.filename.removeprefix(file.prefix)
-        is_kept = info.filename.startswith(file.prefix) and not info.is_dir() and inside.startswith(file.take)
-        if not is_kept and info.filename != record_name:
-            continue
-        if info.flag_bits & 0x8:
-            raise ToolchainError(f"{info.filename} has no sizes before its content", where=package.filename)
-        kept += is_kept
-        start = info.header_offset
-        if ranges and start - ranges[-1][1] < _NEAR:
-            start = ranges.pop()[0]
-        ranges.append((start, end))
+        ranges: list[tuple[int, int]] = []
+        kept = 0
+        for info, end in zip(infos, ends, strict=True):
+            inside = info.filename.removeprefix(file.prefix)
+            is_kept = info.filename.startswith(file.prefix) and not info.is_dir() and inside.startswith(file.take)
+            if not is_kept and info.filename != record_name:
+                continue
+            if info.flag_bits & 0x8:
+                raise ToolchainError(f"{info.filename} has no sizes before its content", where=package.filename)
+            kept += is_kept
+            start = info.header_offset
+            if ranges and start - ranges[-1][1] < _NEAR:
+                start = ranges.pop()[0]
+            ranges.append((start, end))
     if not kept:
         raise ToolchainError(f"has none of the files expected under {file.prefix}", where=package.filename)
     return record, ranges

@@ -9,14 +9,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernel_builder.backends.tools import (
-    ComponentFiles,
-    CudaCompiler,
-    HeaderLibrary,
-    HostCompiler,
-    Obstacle,
-    Subset,
-)
+from kernel_builder.backends.tools import ComponentFiles, CudaCompiler, HeaderLibrary, HostCompiler, Obstacle, Subset
 from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.probe_cache import ProbeCache
 from kernel_builder.progress import Progress, Silent

@@ -206,6 +206,11 @@ def test_gitignore_limits_what_is_published_without_git(
         (kernel / "notes.md").write_bytes(content)
         with pytest.raises(ConfigError, match=message):
             published_files(kernel)
+    for name, message in (("a\nb.md", "be shown"), ("NOTES.md", "where case does not"), ("e\u0301.md", "form NFC")):
+        (kernel / name).touch()
+        with pytest.raises(ConfigError, match=message):
+            published_files(kernel)
+        (kernel / name).unlink()
 
 
 @pytest.fixture

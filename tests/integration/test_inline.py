@@ -19,26 +19,9 @@ import kernel_builder
 from kernel_builder.cli import main
 from kernel_builder.develop import inline
 from kernel_format.errors import BuildError, ConfigError, VariantError
-from tests.support.places import CUDA, ROOT
+from tests.support.places import CUDA, ROOT, SOURCES
 
-SOURCE = """
-Tensor scaled(const Tensor& x, double factor, std::optional<int64_t> shift) {
-  Tensor y = empty_like(x);
-  const float* from = x.const_data_ptr<float>();
-  float* to = y.mutable_data_ptr<float>();
-  for (int64_t i = 0; i < x.numel(); ++i) to[i] = static_cast<float>(factor) * from[i] + shift.value_or(0);
-  return y;
-}
-
-void double_in_place(Tensor& x) {
-  float* to = x.mutable_data_ptr<float>();
-  for (int64_t i = 0; i < x.numel(); ++i) to[i] *= 2;
-}
-
-std::tuple<Tensor, Tensor> copies(const Tensor& x, bool second) {
-  return {scaled(x, 1.0, std::nullopt), scaled(x, second ? 1.0 : 0.0, std::nullopt)};
-}
-"""
+SOURCE = SOURCES["inline_functions"]
 
 PAGE = (ROOT / "docs" / "one-source.md").read_text()
 ON_CUDA, ON_CPU = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("target", ["elf", "metadata", "card", "signature", "names"])
+@pytest.mark.parametrize("target", ["elf", "metadata", "card", "signature", "names", "wheel"])
 def test_no_file_makes_a_parser_fail(tmp_path: Path, target: str) -> None:
     if target == "elf":
         shutil.copy(str(yaml._yaml.__file__), tmp_path / "library.so")  # type: ignore[attr-defined]

@@ -8,33 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.places import PROJECTS
+from tests.support.places import PROJECTS, SOURCES
 
-_PROBLEM = """
-import torch
-
-batch = 4096
-width = 1024 * 16
-shape = (64, width)
-kernel = 3
-
-
-class Model(torch.nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.linear = torch.nn.Linear(width, width)
-
-    def forward(self, x):
-        return self.linear(x)
-
-
-def get_inputs():
-    return [torch.rand(batch, width)]
-
-
-def get_init_inputs():
-    return [width]
-"""
+_PROBLEM = SOURCES["problem"]
 
 
 @pytest.fixture

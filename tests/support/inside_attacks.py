@@ -70,6 +70,10 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
             raise OSError("files have a limit")
 
+    def endless_memory() -> None:
+        if resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY:
+            raise OSError("memory has a limit")
+
     def lock_of_a_file() -> None:
         fcntl.flock(opened(os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
         with contextlib.suppress(BlockingIOError):
@@ -172,6 +176,12 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "file-version": version_of_a_file,
         "lock": lock_of_a_file,
         "endless-file": endless_file,
+        MEMORY: endless_memory,
+        "set-id-file": lambda: os.open("set-id", os.O_CREAT | os.O_WRONLY, 0o4755),
+        "set-id-unnamed": lambda: os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o4755),
+        "set-id-openat2": lambda: called(437, _AT_FDCWD, b"set-id-2", struct.pack("QQQ", 0o101, 0o4755, 0), 24),
+        "set-id-node": lambda: os.mknod("set-id-node", stat.S_IFREG | 0o4755),
+        "set-id-directory": lambda: os.mkdir("set-id-directory", 0o2755),
         "read-lock": lock_for_reading,
         "device-mode": lambda: os.chmod("/dev/full", 0o640),
         "kernel-setting": lambda: os.open("/proc/sys/kernel/core_pattern", os.O_WRONLY),
@@ -222,6 +232,10 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
 
 # No attack: shows that the program ran in its own directory.
 OWN_FILE = "own-file"
+# With a GPU, memory has no limit: CUDA's driver maps more than it uses.
+MEMORY = "endless-memory"
+# Variables of the user that no process inside has.
+SECRETS = {"judge-secret", "NVIDIA_API_KEY", "TRITON_SECRET", "NIX_CONFIG"}
 # Answered as if they had succeeded, since compilers and archivers set the modes and times of their own files.
 METADATA = frozenset(
     {

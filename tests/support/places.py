@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import tomli
+
 ROOT = Path(__file__).resolve().parents[2]
 # The directories of the distributions that the builder imports.
 LIBRARIES = tuple(f"packages/kernel-{name}" for name in ("format", "sandbox", "aot", "emulator"))
@@ -9,3 +11,4 @@ PROJECTS = ROOT / "tests" / "projects"
 
 CPU = "torch-stable-abi210-cpu-x86_64-linux"
 CUDA = "torch-stable-abi210-cu130-x86_64-linux"
+SOURCES: dict[str, str] = tomli.loads(Path(__file__).with_name("sources.toml").read_text())

@@ -11,45 +11,14 @@ from kernels_data import Digest, DigestAlgorithm
 
 from kernel_builder.checks import CHECKS, Finding, ProbeProcess, run_all
 from kernel_builder.config.variant import Variant, this_platform
+from tests.support.places import SOURCES
 
 TORCH = Path(torch.__file__).parent
 STABLE_CPU = f"torch-stable-abi210-cpu-{this_platform()}"
 STABLE_CUDA = f"torch-stable-abi210-cu130-{this_platform()}"
 
 # An op that counts elements, by the C functions of the stable ABI, and an empty Python module.
-SOURCE = r"""
-#include <cstdint>
-#define TEXT_(x) #x
-#define TEXT(x) TEXT_(x)
-#define JOIN_(a, b) a##b
-#define JOIN(a, b) JOIN_(a, b)
-extern "C" {
-int aoti_torch_library_init_def(const char*, const char*, uint32_t, void**);
-int aoti_torch_library_init_impl(const char*, const char*, const char*, uint32_t, void**);
-int aoti_torch_library_def(void*, const char*);
-int torch_library_impl(void*, const char*, void (*)(uint64_t*, uint64_t, uint64_t), uint64_t);
-int aoti_torch_get_numel(void*, int64_t*);
-int aoti_torch_delete_tensor_object(void*);
-void* PyModuleDef_Init(void*);
-}
-static void count(uint64_t* stack, uint64_t, uint64_t) {
-  void* tensor = reinterpret_cast<void*>(stack[0]);
-  aoti_torch_get_numel(tensor, reinterpret_cast<int64_t*>(stack));
-  aoti_torch_delete_tensor_object(tensor);
-}
-__attribute__((constructor)) static void register_operators() {
-  void* library;
-  aoti_torch_library_init_def(TEXT(ID), __FILE__, __LINE__, &library);
-  aoti_torch_library_def(library, "count(Tensor x) -> int");
-  aoti_torch_library_init_impl(TEXT(ID), "CPU", __FILE__, __LINE__, &library);
-  torch_library_impl(library, "count", &count, uint64_t{2} << 56 | uint64_t{10} << 48);
-}
-#ifndef NO_MODULE
-static struct { intptr_t count; void *type, *init; intptr_t index; void* copy; const char* name; void* rest[7]; }
-    definition = {1, 0, 0, 0, 0, TEXT(ID), {}};
-extern "C" __attribute__((visibility("default"))) void* JOIN(PyInit_, ID)() { return PyModuleDef_Init(&definition); }
-#endif
-"""
+SOURCE = SOURCES["counting_op"]
 
 INIT = """import torch
 

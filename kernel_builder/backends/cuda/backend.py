@@ -9,22 +9,9 @@ from functools import cache
 from pathlib import Path
 
 from kernel_builder import toml_file
-from kernel_builder.backends import (
-    CompiledBackend,
-    DeviceCode,
-    DeviceCommand,
-    LinkedIfCalled,
-    ReadAt,
-    SymbolFamily,
-)
+from kernel_builder.backends import CompiledBackend, DeviceCode, DeviceCommand, LinkedIfCalled, ReadAt, SymbolFamily
 from kernel_builder.backends.cuda import commands, fatbin, libraries, toolkits
-from kernel_builder.backends.cuda.releases import (
-    KNOWN_CAPABILITIES,
-    TABLE,
-    capabilities,
-    capability_key,
-    runs_on,
-)
+from kernel_builder.backends.cuda.releases import KNOWN_CAPABILITIES, TABLE, capabilities, capability_key, runs_on
 from kernel_builder.backends.cuda.toolkits import CudaToolkit, as_cuda
 from kernel_builder.backends.host_code import CompileOptions
 from kernel_builder.backends.tools import HeaderLibrary, HostCompiler, Obstacle, ToolchainSource, Toolkit

@@ -10,15 +10,7 @@ from kernel_builder.backends import DeviceCommand
 from kernel_builder.backends.cuda import clang_flags
 from kernel_builder.backends.cuda.releases import DATA
 from kernel_builder.backends.cuda.toolkits import CudaToolkit
-from kernel_builder.backends.host_code import (
-    HEADERS_PRINTED,
-    CompileOptions,
-    Compiler,
-    ccbin,
-    of_gxx,
-    path_maps,
-    token,
-)
+from kernel_builder.backends.host_code import HEADERS_PRINTED, CompileOptions, Compiler, ccbin, of_gxx, path_maps, token
 from kernel_builder.backends.tools import HostCompiler
 
 # Directories in commands.
@@ -102,19 +94,10 @@ def _offload(capabilities: Sequence[str]) -> list[str]:
     return [*(f"--offload-arch={name}" for name in dict.fromkeys(names.values())), "--no-cuda-include-ptx=all", *ptx]
 
 
-_NVCC = Compiler(
-    "nvcc",
-    threads="--threads={}",
-    directories=("keep",),
-    to_assembler=r"-Xcompiler=-Wa\,--MD\,{}",
-)
+_NVCC = Compiler("nvcc", threads="--threads={}", directories=("keep",), to_assembler=r"-Xcompiler=-Wa\,--MD\,{}")
 _CLANG = Compiler(
     "clang",
-    environment={
-        "PTXAS": f"{_TOOLKIT}/bin/ptxas",
-        "CC_PRINT_HEADERS": "1",
-        "CC_PRINT_HEADERS_FILE": HEADERS_PRINTED,
-    },
+    environment={"PTXAS": f"{_TOOLKIT}/bin/ptxas", "CC_PRINT_HEADERS": "1", "CC_PRINT_HEADERS_FILE": HEADERS_PRINTED},
     # For a source that nvcc accepts.
     hint="clang compiles the variants of CUDA 12: guard unsupported code with #ifndef __clang__; or compile "
     'with an nvcc of CUDA 12 (`--cuda-home DIR`); or leave CUDA 12 out by [general.cuda] minver = "13.0"',

@@ -13,23 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from kernel_builder import toml_file
-from kernel_builder.backends import (
-    CLANG,
-    CompiledBackend,
-    DeviceCode,
-    DeviceCommand,
-    ReadAt,
-    SymbolFamily,
-)
+from kernel_builder.backends import CLANG, CompiledBackend, DeviceCode, DeviceCommand, ReadAt, SymbolFamily
 from kernel_builder.backends.cuda import CUDA
-from kernel_builder.backends.host_code import (
-    HEADERS_PRINTED,
-    CompileOptions,
-    Compiler,
-    of_gxx,
-    path_maps,
-    token,
-)
+from kernel_builder.backends.host_code import HEADERS_PRINTED, CompileOptions, Compiler, of_gxx, path_maps, token
 from kernel_builder.backends.rocm import code_objects, device_libraries, hipify
 from kernel_builder.backends.tools import ComponentFiles, HostCompiler, Obstacle, ToolchainSource, Toolkit
 from kernel_builder.config import compiler_flags
@@ -66,11 +52,7 @@ _ADDED = "builder/rocm"
 
 _BY_CLANG = Compiler(
     "clang",
-    environment={
-        "ZIG": f"{_CLANG}/zig",
-        "CC_PRINT_HEADERS": "1",
-        "CC_PRINT_HEADERS_FILE": HEADERS_PRINTED,
-    },
+    environment={"ZIG": f"{_CLANG}/zig", "CC_PRINT_HEADERS": "1", "CC_PRINT_HEADERS_FILE": HEADERS_PRINTED},
     to_assembler=None,  # LLVM's, which alone assembles for AMD; the include scan refuses .incbin
     hint="hipify has translated the common part of CUDA and HIP; guard the rest, such as PTX, with #ifndef USE_ROCM. "
     "The toolchain has no hipCUB, no rocPRIM and no algorithms of Thrust",

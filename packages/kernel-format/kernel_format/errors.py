@@ -31,12 +31,7 @@ class KernelBuilderError(Exception):
 
     def as_dict(self) -> dict[str, str | None]:
         """Return the error as `--json` prints it."""
-        return {
-            "error": type(self).__name__,
-            "message": self.message,
-            "where": self.where,
-            "hint": self.hint,
-        }
+        return {"error": type(self).__name__, "message": self.message, "where": self.where, "hint": self.hint}
 
 
 class ConfigError(KernelBuilderError):
@@ -77,13 +72,7 @@ class BuildError(KernelBuilderError):
     exit_code = 5
 
     def __init__(
-        self,
-        message: str,
-        *,
-        command: str | None = None,
-        output: str = "",
-        log: str | None = None,
-        **place: str | None,
+        self, message: str, *, command: str | None = None, output: str = "", log: str | None = None, **place: str | None
     ) -> None:
         super().__init__(message, **place)
         self.command = command

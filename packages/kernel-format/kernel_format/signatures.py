@@ -30,6 +30,8 @@ _HINT = (
 )
 _EXPECTED = "expected a key of Ed25519"
 BY_UNKNOWN_KEY = "not verified: by a key; name the signer's public key with --signer"
+FOR_NO_REPOSITORY = "not verified: signed for no repository"
+UNVERIFIED = (BY_UNKNOWN_KEY, FOR_NO_REPOSITORY)
 
 PrivateKey = Ed25519PrivateKey
 

@@ -5,9 +5,18 @@ A checked path stays below any directory that it is joined to, is valid on every
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Iterable
 
 MAX_PATH, MAX_PART, MAX_DEPTH = 1024, 255, 32
+# Characters that show nothing, though they are printable: fillers, joiners, selectors of variants.
+_BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
+# Windows takes these for a device, a drive or another name, where a client would write outside of its cache. Names that
+# it only cannot store, such as `a?`, are harmless.
+_NOT_ON_WINDOWS = re.compile(
+    r".*:.*|.*[. ]|(con|prn|aux|nul|(conin|conout|clock)\$|com[0-9¹²³]|lpt[0-9¹²³])( *\..*)?", re.IGNORECASE
+)
 
 
 class UnsafePath(ValueError):
@@ -64,3 +73,32 @@ def checked_tree(paths: Iterable[object]) -> list[str]:
     if both := known & directories:
         raise UnsafePath(f"the path {min(both)!r} is a file and a directory")
     return list(known)
+
+
+def publishable_path(path: object) -> str:
+    """Return a path that every system stores as one file, and shows with all of its characters.
+
+    Raises:
+        UnsafePath: If it is not.
+    """
+    text = checked_path(path)
+    if _BLANK.search(text) or not unicodedata.is_normalized("NFC", text):
+        raise UnsafePath(f"the path {ascii(text)[:100]} has invisible characters, or is not in Unicode's form NFC")
+    for part in text.split("/"):
+        if _NOT_ON_WINDOWS.fullmatch(part):
+            raise UnsafePath(f"on Windows, {ascii(part)[:100]} in {ascii(text)[:100]} is no file's name")
+    return text
+
+
+def publishable_tree(paths: Iterable[object]) -> None:
+    """Check the paths of files that are published together.
+
+    Raises:
+        UnsafePath: If a path cannot be published, or two are one file where case does not count.
+    """
+    known: dict[str, str] = {}
+    for text in map(publishable_path, paths):
+        parts = text.split("/")
+        for part in ("/".join(parts[: depth + 1]) for depth in range(len(parts))):
+            if (twin := known.setdefault(part.casefold(), part)) != part:
+                raise UnsafePath(f"{twin!r} and {part!r} would be one file where case does not count")

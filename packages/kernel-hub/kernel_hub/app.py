@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import re
 import sqlite3
 import time
 import uuid
@@ -42,6 +43,7 @@ _LOOPBACK_NAMES = ["127.0.0.1", "localhost", "[::1]"]
 _FULL_MESSAGES = ("No space left", "database or disk is full")  # of libgit2 and of SQLite
 # What a caller may read is not for others: neither for those behind the same cache, nor after a logout.
 _CACHING = ((b"cache-control", b"private, no-cache"), (b"vary", b"Authorization, Cookie"))
+_LARGE_FILE = re.compile(r"/api/kernels/[^/]+/[^/]+/large/[0-9a-f]{64}")
 _OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -136,10 +138,11 @@ async def _fail(request: Request, error: Exception) -> Response:
 
 
 def _is_anonymous(scope: Scope) -> bool:
-    """Return whether a request has neither token nor user, and is no upload to a signed address or `/health`."""
+    """Return whether a request has neither token nor user, nor the signed address of a token, and is not `/health`."""
     headers = dict(scope["headers"])
     has_user = b"x-hub-proxy-token" in headers and headers.get(b"x-forwarded-user")
-    known = has_user or b"authorization" in headers or scope["method"] == "PUT"
+    signed = _LARGE_FILE.fullmatch(scope["path"]) and re.search(rb"(^|&)by=[^&]", scope["query_string"])
+    known = has_user or b"authorization" in headers or signed
     return not known and scope["path"] not in {"/health", "/metrics"}
 
 

@@ -65,9 +65,7 @@ def main() -> None:
     "--quota", metavar="MB", type=click.IntRange(min=1), help="The most that the Hub stores.  [default: no limit]"
 )
 @click.option(
-    "--audit-log",
-    metavar="FILE",
-    help="Append a line of JSON for every write and every denied access; '-' is stdout.",
+    "--audit-log", metavar="FILE", help="Append a line of JSON for every write and every denied access; '-' is stdout."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON.")
 def serve(

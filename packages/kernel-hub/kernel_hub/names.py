@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 
+from kernel_format.untrusted_paths import UnsafePath, publishable_path
 from kernel_hub.refusals import bad_request
 
 _PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?")
@@ -12,23 +12,6 @@ _REF_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.+@-]{0,198}[A-Za-z0-9_+-])?"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-# Unicode categories of control and formatting characters, which make two paths look alike, and of lone surrogates.
-_INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-# Others that show nothing, or a space: fillers, joiners, selectors of variants.
-_BLANK = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef"
-    "\u00a0\u1680\u2000-\u200a\u202f\u205f]"
-)
-
-# Windows takes these for a device, a drive or another name, where a client would write outside of its cache. Names that
-# it only cannot store, such as `a?`, are harmless.
-_NOT_ON_WINDOWS = re.compile(
-    r".*:.*|.*[. ]|(con|prn|aux|nul|(conin|conout|clock)\$|com[0-9¹²³]|lpt[0-9¹²³])( *\..*)?", re.IGNORECASE
-)
-
-MAX_PATH = 1024
-MAX_PART = 255
-MAX_DEPTH = 32
 MAX_REF = 200
 MAX_TEXT = 20_000
 
@@ -82,24 +65,10 @@ def ref_name(name: str) -> str:
 
 def path(value: str) -> str:
     """Return a relative path if it stays inside of a repository and shows all of its characters."""
-    parts = value.split("/")
-    if (
-        not value
-        or len(value.encode("utf-8", "surrogatepass")) > MAX_PATH
-        or len(parts) > MAX_DEPTH
-        or any(character == "\\" or unicodedata.category(character) in _INVISIBLE for character in value)
-        or _BLANK.search(value)
-        or not unicodedata.is_normalized("NFC", value)  # file systems would take two forms of it for one file
-        or any(part in {"", ".", ".."} or part.lower() == ".git" or len(part.encode()) > MAX_PART for part in parts)
-    ):
-        raise bad_request(
-            f"path {value[:100]!a} is not allowed: expected a relative path without '.', '..', '.git', empty parts "
-            "or invisible characters"
-        )
-    for part in parts:
-        if _NOT_ON_WINDOWS.fullmatch(part):
-            raise bad_request(f"path {value[:100]!a} is not allowed: on Windows, {part[:100]!a} is no file's name")
-    return value
+    try:
+        return publishable_path(value)
+    except UnsafePath as error:
+        raise bad_request(f"path {value[:100]!a} is not allowed: {error}") from None
 
 
 def sha256(value: object) -> str:

@@ -30,13 +30,7 @@ class Refusal(HTTPException):
     url: str | None = None
 
     def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        code: str,
-        headers: dict[str, str] | None = None,
-        hidden: bool = False,
+        self, status: int, message: str, *, code: str, headers: dict[str, str] | None = None, hidden: bool = False
     ) -> None:
         super().__init__(status_code=status, detail=message, headers=headers)
         self.message = message

@@ -62,13 +62,12 @@ def commit_body(path: str, content: str) -> str:
 
 
 def begin(url: str, method: str, length: int, body: bytes, token: str = "any") -> socket.socket:
-    """Send the head of a request and the start of its body."""
+    """Send the head of a request and the start of its body; without a token if `token` is empty."""
     parts = urlsplit(url)
     connection = socket.create_connection(target(url))
-    head = (
-        f"{method} {parts.path}?{parts.query} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
-        f"Authorization: Bearer {token}\r\nContent-Length: {length}\r\n\r\n"
-    )
+    sent = f"Authorization: Bearer {token}\r\n" if token else ""
+    head = f"{method} {parts.path}?{parts.query} HTTP/1.1\r\nHost: {parts.netloc}\r\n{sent}"
+    head += f"Content-Length: {length}\r\n\r\n"
     connection.sendall(head.encode() + body)
     return connection
 

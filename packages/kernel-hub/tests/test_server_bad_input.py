@@ -54,6 +54,7 @@ def test_uploads_cut_at_every_tenth_leave_nothing_behind(hub: RunningHub) -> Non
 
 NAMES = ["..", ".", "a..b", "-a", "a--b", "a.git", "a/b", "..%2f..", "a\0b", "é", "x" * 97, "", "CON ", "a\\b"]
 PATHS = ["e\u0301", "../x", "a/../../x", "/etc/x", ".git/config", "a/.GIT/x", "a//b", "./a", "a\0b", "a\\b"]
+PATHS += ["a\nb", "a\rb", "a\x1b[2J", "a\x85b", "a\u2028b"]
 PATHS += ["x" * 300, "d/" * 40, "CON.txt", "lib/nul.so", "C:/x", "CONIN$", "a.", "a /b"]
 # Names that some file systems take for .git, and names with invisible characters.
 PATHS += ["git~1/x", ".git. /x", ".g\u200cit/x", "\u202egnp.exe", "a\ud800", "a\u00a0b", "a\ufe0f"]

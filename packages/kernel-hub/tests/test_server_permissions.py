@@ -464,6 +464,9 @@ def test_names_that_differ_in_case_only_are_refused(hub: RunningHub) -> None:
     for twin in ("build/X.py", "Build/y.py"):
         with pytest.raises(HfHubHTTPError, match="where case does not count"):
             commit(api, "a/one", twin)
+    commit(api, "a/one", "\u00e9.py")
+    with pytest.raises(HfHubHTTPError, match="form NFC"):
+        commit(api, "a/one", "e\u0301.py")
     request = commit(api, "a/one", "docs/a.md", create_pr=True)
     commit(api, "a/one", "Docs/b.md")
     merged = requests.post(

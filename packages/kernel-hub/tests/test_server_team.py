@@ -23,6 +23,7 @@ from raw_requests import commit, signed_address, target
 from kernel_builder.cli import main
 from kernel_format.errors import ConfigError
 from kernel_hub import tokens
+from kernel_hub.routes.git import BLOCK_SECONDS
 from tests.support.running_hub import RunningHub
 
 
@@ -292,6 +293,9 @@ def test_slow_clones_without_a_token_do_not_stop_others(start_hub: Callable[...,
         for name in ("shut", "open"):  # git sends no token unless it is asked for one
             address = f"{hub.url.replace('//', f'//any:{token}@')}/kernels/a/{name}"
             assert git("ls-remote", address).returncode == 0
+        began, header = time.monotonic(), f"http.extraHeader=Authorization: Bearer {token}"
+        assert git("-c", header, "clone", f"{hub.url}/kernels/a/open", str(tmp_path / "clone")).returncode == 0
+        assert time.monotonic() - began < BLOCK_SECONDS, "the slow clones have not ended before"
 
 
 def test_requests_of_git_have_limits(hub: RunningHub) -> None:

@@ -15,7 +15,7 @@ from kernel_judge.judge.speed import reported_seconds
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 from kernel_sandbox import sandbox
 from kernel_sandbox.confine import BUBBLEWRAP, LANDLOCK, PROCESS
-from tests.support.inside_attacks import METADATA, OWN_FILE
+from tests.support.inside_attacks import METADATA, OWN_FILE, SECRETS
 from tests.support.outside import Outside
 
 pytestmark = pytest.mark.attack
@@ -95,7 +95,6 @@ def test_what_is_no_time_agrees_with_no_clock() -> None:
     assert [reported_seconds(answer) for answer in (math.nan, -math.inf, "0.02", None)] == [math.inf] * 4
 
 
-SECRETS = {"judge-secret", "NVIDIA_API_KEY", "TRITON_SECRET", "NIX_CONFIG"}
 MODEL = "import ctypes, os, socket, time\nimport torch\n\nclass ModelNew(torch.nn.Module):\n    pass\n\n"
 
 

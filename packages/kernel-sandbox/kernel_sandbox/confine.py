@@ -49,7 +49,7 @@ def confine(kind: str, scratch: str, paths: list[str], device: str, filtered: by
     Raises:
         OSError: If the kernel refuses the sandbox `kind`: no program runs with less protection than reported.
     """
-    _limit_process()
+    _limit_process(device)
     libc = ctypes.CDLL(None, use_errno=True)
     if kind == BUBBLEWRAP:
         if device != "cpu" and landlock_version() > 0:  # bubblewrap shows all processes then
@@ -67,11 +67,16 @@ def confine(kind: str, scratch: str, paths: list[str], device: str, filtered: by
         _checked(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program), "seccomp")
 
 
-def _limit_process() -> None:
-    """Limit the files of this process and of those that it starts, and let the kernel end them first without memory."""
-    for limit, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, LARGEST_FILE)):
+def _limit_process(device: str) -> None:
+    """Limit this process and those that it starts, each one's files and memory; without memory, they end first."""
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: LARGEST_FILE}
+    if device == "cpu":  # CUDA's driver maps more than it uses
+        limits[resource.RLIMIT_DATA] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit, value in limits.items():
         try:
-            resource.setrlimit(limit, (value, value))
+            hard = resource.getrlimit(limit)[1]
+            most = value if hard == resource.RLIM_INFINITY else min(value, hard)  # root could raise a lower limit
+            resource.setrlimit(limit, (most, most))
         except (ValueError, OSError):
             pass
     try:
@@ -197,7 +202,7 @@ def main() -> None:
     end = words.index("--")
     paths, command = words[:end], words[end + 1 :]
     if kind == BUBBLEWRAP:  # which confines its command itself
-        _limit_process()
+        _limit_process(device)
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if device == "cpu":

@@ -27,6 +27,7 @@ _IOCTLS = (0x5401, 0x540F, 0x5413, 0x5450, 0x5451, 0x5421, 0x541B, 0x40049409)
 _IOCTL_KINDS = tuple(kind << 8 for kind in (*b"fvXT", 0x94))
 _CLONE_FILES, _CLONE_THREAD, _CLONE_NEWUSER = 0x400, 0x10000, 0x10000000
 _AF_UNIX, _STREAM, _SEQPACKET, _KIND = 1, 1, 5, 0xF
+_O_CREAT, _O_TMPFILE, _SET_ID = 0o100, 0o20000000, 0o6000
 
 # Their order is that of the numbers in the table.
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -86,9 +87,13 @@ def seccomp_filter(device: str) -> bytes:
         lines += _if_called(call["numbers"][column], _answered_unless(call["arguments"], _DENY))
     if device != "cpu":  # OpenMP binds its threads by their numbers, which name processes of the user as well
         lines += _if_called(own["sched_setaffinity"], _answered_unless([(0, 0)], _PRETEND))
+    for call in _TABLE["without the bits of setuid and setgid"]:
+        if (number := call["numbers"][column]) is not None:
+            lines += _if_called(number, _without_set_id(call["mode"], call.get("flags")))
     lines += _if_called(own["clone"], _ONE_TABLE_OF_FILES)
-    # Its flags are in memory, where a filter cannot look: the C library then uses `clone`.
-    lines += _if_called(own["clone3"], [(_RETURN, 0, 0, _MISSING)])
+    # Their flags are in memory, where a filter cannot look: the C library then uses `clone` and `openat`.
+    for call in ("clone3", "openat2"):
+        lines += _if_called(own[call], [(_RETURN, 0, 0, _MISSING)])
     lines.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("=HBBI", *line) for line in lines)
 
@@ -130,6 +135,17 @@ def _answered_unless(arguments: Iterable[Sequence[int]], answer: int) -> list[_I
         for line in (_argument(position), (_EQUAL, 1, 0, value), (_RETURN, 0, 0, answer))
     ]
     return [*tests, (_RETURN, 0, 0, _ALLOW)]
+
+
+def _without_set_id(mode: int, flags: int | None) -> list[_Instruction]:
+    """Return lines that refuse to create a file with the rights of its owner. Without O_CREAT, the mode is any number.
+
+    Args:
+        mode: The position of the mode among the arguments.
+        flags: The position of the flags of `open`; None for a call that always creates a file.
+    """
+    lines = [_argument(mode), (_ANY_BIT, 0, 1, _SET_ID), (_RETURN, 0, 0, _DENY), (_RETURN, 0, 0, _ALLOW)]
+    return lines if flags is None else [_argument(flags), (_ANY_BIT, 0, 3, _O_CREAT | _O_TMPFILE), *lines]
 
 
 # Python's `touch` makes a file if the time of a path cannot be set to now (a path, and no times).

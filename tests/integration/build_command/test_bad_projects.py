@@ -62,6 +62,15 @@ def without_sources(project: Path) -> None:
     (project / "torch-ext/torch_binding.h").touch()
 
 
+def with_files(*names: str) -> Edit:
+    def edit(project: Path) -> None:
+        for name in names:
+            (project / PACKAGE / name).parent.mkdir(exist_ok=True)
+            (project / PACKAGE / name).touch()
+
+    return edit
+
+
 def unchanged(project: Path) -> None:
     pass
 
@@ -81,9 +90,18 @@ MISTAKES = [
     ("cpu", with_source("scale_cpu.cpp", "s.f90"), "scale_cpu] src", "neither a header nor a source", ".cpp"),
     ("cpu", without_sources, "[torch] src", "nothing to compile", "registers the functions"),
     ("cpu", lambda project: os.mkfifo(project / PACKAGE / "x.py"), "x.py", "is not a file: a pipe", ""),
-    (
-        *("cpu", lambda project: Path(os.fsdecode(os.fsencode(project / PACKAGE) + b"/n\xff.py")).touch()),
-        *(r"n\xff.py", "is not UTF-8", "rename"),
+    *(
+        ("cpu", with_files(*names), PACKAGE, message, "rename it")
+        for names, message in (
+            (["n\udcff.py"], "cannot be shown"),
+            (["a\nb.py"], r"'a\nb.py' has characters that cannot be shown"),
+            (["a\r.py"], "cannot be shown"),
+            (["a\x1b[2J.py"], "cannot be shown"),
+            (["a\n/b.py"], "cannot be shown"),
+            (["A.py", "a.py"], "where case does not count"),
+            (["\u00e9.py", "e\u0301.py"], "Unicode's form NFC"),
+            (["nul.py"], "on Windows"),
+        )
     ),
     # nvcc passes names to a shell.
     ("cuda", with_source("scale_cuda.cu", "$(touch owned).cu"), "cuda] src", "nvcc cannot compile", "rename the"),

@@ -10,6 +10,7 @@ from kernel_builder import elf
 from kernel_builder.config.variant import Release
 from tests.integration.build_command.conftest import LOAD, Copy, Run, replace, run_python
 from tests.support.newest import full_abi
+from tests.support.places import SOURCES
 
 LOAD_PYTHON = """
 import sys, torch
@@ -19,39 +20,7 @@ print(get_local_kernel(Path(sys.argv[1]), backend="cpu").doubled(torch.ones(2)).
 """
 
 # A second copy of a module would register its op twice, or count its import twice.
-IMPORT_BY_NAME = """
-import importlib, importlib.util, sys, torch
-from pathlib import Path
-from kernels import get_local_kernel
-variant = Path(sys.argv[1]) / "build" / "torch-cpu"
-sys.path.insert(0, str(variant))
-sys.imported = []
-def by_name():
-    import python_only.inner.leaf
-    from python_only.inner import leaf
-    assert python_only.inner.leaf is leaf
-    return python_only
-def by_client():
-    return get_local_kernel(variant, backend="cpu")
-def by_path():
-    spec = importlib.util.spec_from_file_location("any_name", variant / "python_only" / "__init__.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["any_name"] = module
-    spec.loader.exec_module(module)
-    assert importlib.import_module("any_name.inner.leaf") is importlib.import_module("python_only.inner.leaf")
-    return module
-for load in map(globals().get, sys.argv[2:]):
-    module = load()
-    assert module.doubled(torch.ones(2)).tolist() == [2.0, 2.0]
-    assert module._hidden == 1 and module.__version__ == "7"
-    assert module.leaf_of() is importlib.import_module("python_only.inner.leaf")
-assert sys.imported == ["leaf"], sys.imported
-assert importlib.util.find_spec("python_only.missing") is None
-try:
-    import python_only.missing
-except ModuleNotFoundError as error:
-    print(error)
-"""
+IMPORT_BY_NAME = SOURCES["import_by_name"]
 
 
 def test_a_project_that_only_the_public_builder_has_built(

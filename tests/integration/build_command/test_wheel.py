@@ -14,7 +14,7 @@ import torch
 
 from kernel_builder.hub import project_sources
 from tests.integration.build_command.conftest import FOR_CPU, Copy, Done, Run, replace, untouched
-from tests.support.places import CPU
+from tests.support.places import CPU, SOURCES
 from tests.support.torch_process import run_with_torch
 
 WITHOUT_CLIENT = """
@@ -23,27 +23,7 @@ sys.modules["kernels"] = sys.modules["huggingface_hub"] = None  # cannot be impo
 import torch, stable_scale
 print(stable_scale.scaled(torch.arange(3.0), 2.0).tolist())
 """
-BESIDE_THE_CLIENT = """
-import importlib, sys, torch
-from pathlib import Path
-site, project, *order = sys.argv[1:]
-sys.path.insert(0, site)
-def wheel():
-    return importlib.import_module("stable_scale")
-def client():
-    from kernels import get_local_kernel
-    return get_local_kernel(Path(project), backend="cpu")
-kernels = [{"wheel": wheel, "client": client}[one]() for one in order]
-modules = [name for name in sys.modules if name.startswith("_stable_scale")]
-assert len([name for name in modules if "." not in name]) == 1, modules
-libraries = {line.split()[-1] for line in open("/proc/self/maps") if "_stable_scale_cpu" in line}
-assert len(libraries) == 1, libraries
-assert kernels[0].layers is kernels[1].layers and kernels[0].layers.scaled is kernels[1].layers.scaled
-for kernel in kernels:
-    print(kernel.__file__, kernel.scaled(torch.ones(1), 2.0).item())
-import stable_scale.layers
-assert stable_scale.layers is kernels[0].layers
-"""
+BESIDE_THE_CLIENT = SOURCES["beside_the_client"]
 
 
 # Imports a kernel of the first directory.

@@ -46,6 +46,8 @@ def bytecode(package: Path, name: str) -> None:
         (lambda p: ((p / "metadata.json").unlink(), os.mkfifo(p / "metadata.json")), "metadata.json", "is missing"),
         (lambda p: (p / "link.py").symlink_to("_ops.py"), "link.py", "is a symbolic link"),
         (lambda p: (p / ".cache").mkdir(), ".cache", "is a hidden file"),
+        (lambda p: (p / "a\nb.py").touch(), ".", r"'a\nb.py' has characters that cannot be shown"),
+        (lambda p: (p / "_OPS.py").touch(), ".", "would be one file where case does not count"),
         (lambda p: (p / "op.pyc").touch(), "op.pyc", "is bytecode"),
         (lambda p: bytecode(p, "op.py"), "__pycache__/op.py", "is in a directory for bytecode"),
         (lambda p: p.rename(p.parent / "torch-nothing"), ".", "'torch-nothing' is not a variant's name"),

@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from kernel_builder.backends.cuda import CUDA
 from kernel_builder.checks import ProbeProcess, run_all
 from kernel_builder.cli import main
+from kernel_builder.demangle import demangle
 from kernel_builder.steps import ninja_run
 from kernel_builder.steps.cache import output_path
 from kernel_builder.steps.confinement import Confinement, chosen
@@ -28,7 +30,7 @@ from kernel_sandbox.confine import BUBBLEWRAP, LANDLOCK, landlock_version
 from kernel_sandbox.sandbox import readable
 from tests.integration.build_command.conftest import wait_for, working_in
 from tests.integration.steps.test_ninja import planned
-from tests.support.inside_attacks import OWN_FILE
+from tests.support.inside_attacks import MEMORY, OWN_FILE, SECRETS
 from tests.support.outside import Outside
 from tests.support.sample_package import assemble
 
@@ -53,7 +55,7 @@ def confinement(request: pytest.FixtureRequest) -> Confinement:
 def test_nothing_of_the_machine_can_be_reached(confinement: Confinement, device: str, tmp_path: Path) -> None:
     with Outside() as outside:
         around = partial(confinement.around, scratch=tmp_path, more=[outside.directory], device=device)
-        assert outside.reached(around) == {OWN_FILE}
+        assert outside.reached(around) == {OWN_FILE, *([MEMORY] if device == "cuda" else [])}
 
 
 def test_a_package_reaches_nothing_of_the_machine(
@@ -61,11 +63,14 @@ def test_a_package_reaches_nothing_of_the_machine(
 ) -> None:
     with Outside() as outside, ProbeProcess(confinement=confinement) as probe:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(outside.directory))  # where it may read
-        imports = f"from . import inside_attacks\nraise ImportError(*inside_attacks.succeeded({outside.targets!r}))\n"
+        for name in SECRETS:
+            monkeypatch.setenv(name, "x")
+        reports = f"*inside_attacks.succeeded({outside.targets!r}), *{SECRETS!r} & {{*os.environ}}"
+        imports = f"import os\nfrom . import inside_attacks\nraise ImportError({reports})\n"
         files = {"__init__.py": imports, "inside_attacks.py": outside.program.read_text()}
         (report,) = run_all([assemble(tmp_path / "package", "torch-cpu", None, files)], only=["load"], probe=probe)
         (finding,) = report.findings
-        reached = set(re.findall(r"'([a-z0-9-]+)'", finding.message.partition("ImportError")[2]))
+        reached = set(re.findall(r"'([\w-]+)'", finding.message.partition("ImportError")[2]))
         assert OWN_FILE in reached and outside.real(reached) == {OWN_FILE}
 
 
@@ -85,17 +90,34 @@ def test_what_is_killed_while_it_starts_leaves_no_process(confinement: Confineme
 
 
 def test_a_build_in_a_sandbox_gives_the_same_bytes(
-    confinement: Confinement, copy_project: Callable[..., Path], new_cache: Callable[[str], Path]
+    confinement: Confinement,
+    copy_project: Callable[..., Path],
+    new_cache: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    graph = planned(copy_project("stable-scale"))
+    """There, programs also read the binary's symbols and their names."""
+    (tmp_path / "bin").mkdir()
+    for program in (tmp_path / "bin/nm", tmp_path / "bin/c++filt"):
+        program.write_text(f"#!/bin/sh\n: > {tmp_path}/outside\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    (variant,) = planned(copy_project("stable-scale")).variants
+    assert variant.binary
+    binary = replace(variant.binary, linked_if_called=CUDA.linked_if_called)
+    graph = Graph((replace(variant, binary=binary),))
     made = []
-    for name, where in (("free", None), ("confined", confinement)):
+    confined = replace(confinement, tools=(*confinement.tools, str(tmp_path / "bin")))
+    for name, where in (("free", None), ("confined", confined)):
         cache = new_cache(name)
         outcome = ninja_run.run(graph, cache, jobs=2, confinement=where)
         assert outcome.steps == 3 and not outcome.failures and outcome.cpu_seconds
         assert outcome.cpu_seconds > 0.1
         made.append([output_path(cache, step).read_bytes() for step in graph.compiles])
+        assert (tmp_path / "outside").exists() == (where is None)
+        (tmp_path / "outside").unlink(missing_ok=True)
     assert made[0] == made[1]
+    assert demangle(["_Z1fv"]) and not (tmp_path / "outside").exists()
 
 
 def test_a_compiler_cannot_change_the_script_that_stores_its_object(

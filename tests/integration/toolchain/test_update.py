@@ -13,29 +13,13 @@ from kernel_builder.toolchain import lock
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import resolve
 from kernel_builder.upkeep import CUDA, FILES, LOCK, MATRIX, SHIMS, Update, find
+from kernel_format.errors import FetchError
+from tests.support.places import SOURCES
 
 from .conftest import COMPONENTS, HEADER_LIBRARIES, TABLES
 from .index_server import IndexServer, wheel
 
-_SHIM = """\
-#define EXPORT __attribute__((__visibility__("default")))
-extern "C" {
-EXPORT int aoti_torch_zero(int);
-#if TORCH_TARGET_VERSION >= ((2ULL<<56)|(10ULL<<48))
-EXPORT int torch_first(int);
-#ifdef USE_CUDA
-EXPORT int torch_cuda_first(int);
-#endif
-#endif
-#if TORCH_TARGET_VERSION >= ((2ULL<<56)|(16ULL<<48))
-EXPORT int torch_second(int);
-EXPORT int torch_a_second_mps_one(int);
-#ifdef USE_CUDA
-EXPORT int torch_cuda_second(int);
-#endif
-#endif
-}
-"""
+_SHIM = SOURCES["torch_shim"]
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +106,20 @@ def test_a_new_patch(checkout: Path, index: IndexServer) -> None:
     update = find_update(checkout, index)
     assert "torch-2.10.4-" in update.files[LOCK]
     assert set(update.files) == {LOCK}
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("kept", [-30, b"RECORD"])
+def test_a_damaged_wheel_is_named_and_the_next_run_succeeds(index: IndexServer, kept: int | bytes) -> None:
+    name = "torch-2.10.3-cp311-cp311-manylinux_2_28_x86_64.whl"
+    whole = index.files[name]
+    if isinstance(kept, int):
+        index.files[name] = whole[:kept]
+    else:
+        start = whole.index(kept) + len(kept)  # of the member's content
+        index.files[name] = whole[:start] + b"\xff" * 4 + whole[start + 4 :]
+    with pytest.raises(FetchError, match="the archive is damaged") as caught:
+        resolve(Index(index.url), COMPONENTS, Silent())
+    assert caught.value.where == name
+    index.files[name] = whole
+    assert resolve(Index(index.url), COMPONENTS, Silent())

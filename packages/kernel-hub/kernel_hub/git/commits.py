@@ -24,12 +24,7 @@ class GitCommits:
     """Writes commits to one repository, which is opened as `git`."""
 
     def __init__(
-        self,
-        repo_id: str,
-        git: pygit2.Repository,
-        refs: GitRefs,
-        configuration: GitConfiguration,
-        owned: OwnedFiles,
+        self, repo_id: str, git: pygit2.Repository, refs: GitRefs, configuration: GitConfiguration, owned: OwnedFiles
     ) -> None:
         self._repo_id = repo_id
         self._git = git

@@ -32,12 +32,7 @@ def whoami(hub: TheHub, caller: TheCaller) -> dict[str, Any]:
         **_named(caller.name),
         "isPro": False,
         "orgs": [
-            {
-                "type": "org",
-                "id": name,
-                **_named(name),
-                "roleInOrg": "write" if caller.may_write(name) else "read",
-            }
+            {"type": "org", "id": name, **_named(name), "roleInOrg": "write" if caller.may_write(name) else "read"}
             for name in sorted(organizations)
         ],
         "auth": {"type": "access_token", "accessToken": {"displayName": caller.name, "role": role}},

@@ -170,12 +170,7 @@ async def commit(
         request.app.state.metrics.received.inc(sum(file.size for file in upload.large))
         request.state.commit, request.state.revision = oid, ref
     base = f"{base_url(request)}/kernels/{repo_id}"
-    answer: dict[str, Any] = {
-        "success": True,
-        "commitOid": oid,
-        "commitUrl": f"{base}/commit/{oid}",
-        "hookOutput": "",
-    }
+    answer: dict[str, Any] = {"success": True, "commitOid": oid, "commitUrl": f"{base}/commit/{oid}", "hookOutput": ""}
     if create_pr:
         answer["pullRequestUrl"] = f"{base}/discussions/{ref.rpartition('/')[2]}"
     return answer

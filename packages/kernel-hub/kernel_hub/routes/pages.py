@@ -53,10 +53,7 @@ _PASSWORD = 'Basic realm="Hub", charset="UTF-8"'
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'; base-uri 'none'; form-action 'self'"
 
 _templates = Environment(
-    loader=PackageLoader("kernel_hub"),
-    autoescape=select_autoescape(),
-    trim_blocks=True,
-    lstrip_blocks=True,
+    loader=PackageLoader("kernel_hub"), autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True
 )
 
 

@@ -105,6 +105,12 @@ def edit(package: Path, name: str, before: str, after: str) -> None:
     update_digest(package)
 
 
+def build_for(project: Path, repo_id: str) -> None:
+    """Change the metadata as if the packages of a project without a repository were built for one."""
+    for metadata in project.glob("build/*/metadata.json"):
+        metadata.write_text(metadata.read_text().replace('"repo-id": null', f'"repo-id": "{repo_id}"'))
+
+
 def update_digest(package: Path) -> None:
     described = json.loads((package / "metadata.json").read_text())
     computed = kernels_data.Digest.hash_variant(kernels_data.DigestAlgorithm.SHA256, package)

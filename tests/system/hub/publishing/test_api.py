@@ -7,18 +7,9 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.hub import package_api
+from tests.support.places import SOURCES
 
-MODULE = """
-from typing import Optional
-
-import torch as _torch
-
-from . import layers
-from .ops import gelu, relu as relu_
-
-__all__ = ["gelu", "layers", "relu_", "EPSILON"]
-EPSILON = 1e-6
-"""
+MODULE = SOURCES["public_names"]
 OPS = '''
 """Operators."""
 

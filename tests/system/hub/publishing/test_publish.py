@@ -25,7 +25,7 @@ from tests.support.places import CPU as VARIANT
 from tests.support.running_hub import RunningHub
 from tests.support.torch_process import run_with_torch
 
-from .conftest import BUILDER, DOUBLING, commits, edit, put, tree
+from .conftest import BUILDER, DOUBLING, build_for, commits, edit, put, tree
 
 REPO = "kernels-community/stable-scale"
 CUDA, CPU = "torch-cuda", "torch-cpu"
@@ -194,6 +194,7 @@ def test_versions_and_other_branches(hub: RunningHub, quick: Path, tmp_path: Pat
 
 
 def test_a_signature_is_kept_while_its_metadata_is_unchanged(hub: RunningHub, quick: Path) -> None:
+    build_for(quick, DOUBLING)
     put(hub, quick)
     path = f"build/{CUDA}/metadata.json.sigstore"
     hub.api().create_commit(

@@ -13,16 +13,18 @@ import pytest
 from click.testing import CliRunner
 
 from kernel_builder.cli import main
+from kernel_builder.hub.audit import audit
 from kernel_builder.hub.signing import sign
 from kernel_builder.hub.verification import verify
-from kernel_format.errors import CheckError, VerificationError
+from kernel_format.errors import CheckError, PackageError, VerificationError
+from kernel_format.signatures import key_bundle, read_private_key
 from kernel_format.tree_digest import SIGNATURE
 from tests.support.builder_process import run_builder
 from tests.support.running_hub import RunningHub
 from tests.support.torch_process import run_with_torch
 
 from . import sigstore_instance
-from .conftest import edit
+from .conftest import build_for, edit
 from .test_publish import CPU, CUDA, put
 
 pytestmark = pytest.mark.attack
@@ -55,6 +57,7 @@ def test_the_client_accepts_signatures_of_continuous_integration(
     hub: RunningHub, doubling: Path, sigstore: sigstore_instance.Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packages = sorted((doubling / "build").iterdir())
+    build_for(doubling, REPO)
     for name, value in sigstore.job_of(*TRUSTED).items():
         monkeypatch.setenv(name, value)
     assert sign(packages).signed == (CPU, CUDA)
@@ -72,6 +75,7 @@ def test_signatures_of_other_workflows_or_other_metadata_are_rejected(
     hub: RunningHub, doubling: Path, sigstore: sigstore_instance.Running
 ) -> None:
     packages = sorted((doubling / "build").iterdir())
+    build_for(doubling, REPO)
     environment = {"SIGSTORE_ID_TOKEN": sigstore_instance.token(*OURS)}
     signed = CliRunner().invoke(main, ["sign", str(doubling)], env=environment)
     assert signed.exit_code == 0 and signed.output.count("signed ") == 2, signed.output
@@ -91,6 +95,7 @@ def test_signatures_of_other_workflows_or_other_metadata_are_rejected(
 
 
 def test_without_an_identity_provider_nothing_is_signed(no_identity: None, doubling: Path) -> None:
+    build_for(doubling, REPO)
     packages = sorted((doubling / "build").iterdir())
     with pytest.raises(VerificationError, match="this machine has no identity provider"):
         sign(packages)
@@ -129,9 +134,7 @@ def signed_by(project: Path, key: Path, given: str | None = None) -> str:
 def test_a_users_key_signs_without_a_network(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:
     """Verified by its public key alone; the client loads the package, and says that it cannot check the signature."""
     key, other = make_key(tmp_path, "signing"), make_key(tmp_path, "other", *OPENSSL)
-    for package in (doubling / "build").iterdir():  # the project names no repository
-        text = (package / "metadata.json").read_text()
-        (package / "metadata.json").write_text(text.replace('"repo-id": null', f'"repo-id": "{REPO}"'))
+    build_for(doubling, REPO)
     assert signed_by(doubling, other).count("signed ") == 2
     assert signed_by(doubling, key).count("signed ") == 2  # the key that was asked for replaces the other one
     assert signed_by(doubling, key).count("unchanged ") == 2
@@ -180,7 +183,31 @@ def test_a_users_key_signs_without_a_network(hub: RunningHub, doubling: Path, tm
     assert verdicts(f"{key}.pub") == {"valid", "not by one of the trusted keys, or of another metadata.json"}
 
 
+def test_a_signature_for_no_repository_verifies_for_none(hub: RunningHub, quick: Path, tmp_path: Path) -> None:
+    key, package = make_key(tmp_path, "signing", *OPENSSL), quick / "build" / CUDA
+    with pytest.raises(CheckError, match="built for no repository"):
+        sign([package], key=read_private_key(key, str))
+    text = (package / "metadata.json").read_text()
+    hub.api().create_repo(REPO, repo_type="kernel")
+    for number, (old, new) in enumerate([('"repo-id": null', '"repo-id": null'), ('"built-for"', '"other"')], 1):
+        (package / "metadata.json").write_text(text.replace(old, new))
+        bundle = key_bundle((package / "metadata.json").read_bytes(), read_private_key(key, str))
+        (package / SIGNATURE).write_text(bundle)
+        branch = f"v{number}"
+        hub.api().create_branch(REPO, branch=branch, repo_type="kernel")
+        place = {"repo_id": REPO, "revision": branch, "repo_type": "kernel"}
+        hub.api().upload_folder(folder_path=quick / "build", path_in_repo="build", **place)
+        for found in (verify, audit):
+            (verdict,) = found(f"{REPO}@{branch}", endpoint=hub.url, signers=[f"{key}.pub"]).variants
+            assert verdict.signature == "not verified: signed for no repository"
+        assert verify(f"{REPO}@{branch}", endpoint=hub.url, signers=[f"{key}.pub"]).as_dict()["ok"] is False
+    (package / "metadata.json").write_text(text)
+    with pytest.raises(PackageError, match="`built-for` is None"):
+        put(hub, quick, REPO)
+
+
 def test_openssl_checks_the_signature_of_a_key(doubling: Path, tmp_path: Path) -> None:
+    build_for(doubling, REPO)
     key = make_key(tmp_path, "signing", *OPENSSL, "-aes256", "-pass", "pass:secret", passphrase="secret")
     signed_by(doubling, key, "secret\n")
     package = doubling / "build" / CPU
