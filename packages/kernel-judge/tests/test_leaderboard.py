@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from searches import QUICK_JUDGE, write_task
 
+from kernel_builder import toml_file
 from kernel_builder.cli import main
 from kernel_format.errors import ConfigError
 from kernel_format.signatures import Signers
@@ -101,14 +103,11 @@ def test_a_changed_result_is_invalid_and_not_ranked(write: Write, tmp_path: Path
     public = tmp_path / "judge.pub"
     ssh = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     public.write_bytes(KEY.public_key().public_bytes(*ssh))
-    known = {result.candidate: result.signature for result in read_results(tmp_path / "results", SIGNERS)}
-    assert known == {
-        "honest.py": "valid",
-        "forged.py": "invalid",
-        "stripped.py": "unsigned",
-        "other-code.py": "invalid",
-    }
-    unknown = {result.candidate: result.signature for result in read_results(tmp_path / "results", Signers())}
+    known = {result.candidate: result.signature for result in read_results(tmp_path / "results", SIGNERS)[0]}
+    assert known == {"honest.py": "valid", "stripped.py": "unsigned"} | dict.fromkeys(
+        ("forged.py", "other-code.py"), "invalid"
+    )
+    unknown = {result.candidate: result.signature for result in read_results(tmp_path / "results", Signers())[0]}
     assert unknown == known | {"honest.py": "by an unknown key"}
     ranks = []
     for signer in ((), ("--signer", public)):
@@ -136,13 +135,8 @@ def test_the_page_can_be_built_again_from_its_results(write: Write, tmp_path: Pa
 
 @pytest.mark.attack
 def test_texts_of_candidates_are_no_markup(write: Write, tmp_path: Path) -> None:
-    facts = {
-        "task": HOSTILE,
-        "device": HOSTILE,
-        "reason": HOSTILE,
-        "suspicious": [HOSTILE],
-        "missing_peers": {HOSTILE: "x"},
-    }
+    facts: dict[str, Any] = dict.fromkeys(("task", "device", "reason"), HOSTILE)
+    facts |= {"suspicious": [HOSTILE], "missing_peers": {HOSTILE: "x"}}
     case = CASE | {"shapes": HOSTILE, "milliseconds": {HOSTILE: 1.0, "eager": 1.0, "candidate": float("inf")}}
     write("hostile", 2.0, HOSTILE + "\ud800".encode("utf-8", "replace").decode(), **facts, cases=[case, CASE])
     assert report("--leaderboard", tmp_path / "results", "--out", tmp_path / "site")[0] == 0
@@ -150,23 +144,40 @@ def test_texts_of_candidates_are_no_markup(write: Write, tmp_path: Path) -> None
     assert "&lt;script&gt;" in page and "<script" not in page and "<img" not in page
 
 
-@pytest.mark.attack
-@pytest.mark.parametrize(
-    "content", ["{}", "[]", '{"verdict": {"task": []}}', "[" * 100_000, '{"candidate": {"../x": ""}, "verdict": {}}']
-)
-def test_what_is_no_result_is_refused_by_name(content: str, tmp_path: Path) -> None:
-    (tmp_path / "bad.json").write_text(content)
-    status, output = report("--leaderboard", tmp_path, "--out", tmp_path / "site")
-    assert status == 2 and "bad.json: is not a result" in output
+# Contents of files, and changes of a verdict, that are left out of the page.
+NO_RESULTS = toml_file.read(Path(__file__).with_name("no_results.toml"))
+CONTENTS = NO_RESULTS["contents"] | {"open brackets": "[" * 100_000, "large": " " * (5 << 20)}
+CHANGES = NO_RESULTS["changes"] | {"huge": {"seconds": 10**4000}}
 
 
 @pytest.mark.attack
-def test_no_link_is_followed(write: Write, tmp_path: Path) -> None:
-    result = write("result", 2.0)
-    secret = result.rename(tmp_path / "secret")
-    result.symlink_to(secret)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_results(tmp_path / "results", SIGNERS)
+def test_files_that_are_no_results_are_left_out_by_name(write: Write, tmp_path: Path) -> None:
+    """Also links, lone halves of surrogate pairs, and figures of shapes that cannot be drawn."""
+    values = (float("nan"), float("inf"), 10**400, -1, True, "1", None, [], 1e-300)
+    cases: list[Any] = [CASE | {key: value} for key in ("bytes", "operations", "limit") for value in values]
+    cases = [CASE | {"milliseconds": {"eager": value}} for value in values] + cases + [CASE]
+    write("honest", 2.0)
+    write("odd", 1.5, cases=[*values, *cases[:8]])
+    write("odder", 1.4, cases=cases[8:23])
+    write("others", 1.3, cases=[*cases[23:], *[CASE] * 5000])
+    directory = tmp_path / "results"
+    for name, changes in CHANGES.items():
+        changed(write(name, 1.0), **changes)
+    for name, content in CONTENTS.items():
+        (directory / f"{name}.json").write_text(content)
+    surrogate = json.loads((directory / "honest.json").read_text())
+    surrogate["candidate"] = {"a.py": "\ud800"}
+    (directory / "surrogate.json").write_text(json.dumps(surrogate))
+    (directory / "link.json").symlink_to(directory / "honest.json")
+    (directory / "directory.json").mkdir()
+    os.mkfifo(directory / "fifo.json")
+    status, output = report("--leaderboard", directory, "--out", tmp_path / "site")
+    assert status == 2, output
+    named = re.findall(r"^warning: left out: .*/(.+)\.json: (?:is not a re|cannot be re)", output, re.MULTILINE)
+    assert sorted(named) == sorted([*CHANGES, *CONTENTS, "surrogate", "link", "directory", "fifo"])
+    page = (tmp_path / "site" / "index.html").read_text()
+    assert [page.count(f"rank {n}:") for n in range(1, 6)] == [1, 1, 1, 1, 0] and page.count("<svg") == 1
+    assert len(page) < 200_000
 
 
 def test_a_second_judgement_agrees_if_the_intervals_overlap(write: Write, judge_calls: Path, tmp_path: Path) -> None:
@@ -174,7 +185,7 @@ def test_a_second_judgement_agrees_if_the_intervals_overlap(write: Write, judge_
     write("right", 2.0)
     write("exaggerated", 2.0, "# lucky", speed={"eager": Speedup(3.0, 2.9, 3.1)})
     write("slower", 1.2)
-    results = read_results(tmp_path / "results", SIGNERS)
+    results, _ = read_results(tmp_path / "results", SIGNERS)
     comparisons = list(judge_again(results, 2, command=QUICK_JUDGE))
     assert [comparison.agrees for comparison in comparisons] == [False, True]
     assert comparisons[1].text.startswith("agrees: right.py, hard_swish_steps: 2.00 (1.96 to 2.04) times eager")
@@ -186,7 +197,7 @@ def test_a_second_judgement_agrees_if_the_intervals_overlap(write: Write, judge_
 @pytest.mark.attack
 def test_the_task_of_an_unsigned_result_is_not_run(write: Write, tmp_path: Path) -> None:
     write("right", 2.0)
-    assert list(judge_again(read_results(tmp_path / "results", Signers()), 1, QUICK_JUDGE)) == []
+    assert list(judge_again(read_results(tmp_path / "results", Signers())[0], 1, QUICK_JUDGE)) == []
     status, output = report("--leaderboard", tmp_path / "results", "--judge-again", "1")
     assert status == 2 and "expected --signer beside --judge-again" in output
 

@@ -10,7 +10,7 @@ import click
 
 from kernel_format.errors import ConfigError
 from kernel_format.signatures import read_signers
-from kernel_judge.cli.options import json_option
+from kernel_judge.cli.options import json_option, notify
 from kernel_judge.leaderboard.page import run_results, write_site
 from kernel_judge.leaderboard.result import read_results
 from kernel_judge.leaderboard.second_judgement import judge_again as judge_again_best
@@ -66,7 +66,7 @@ def report(
     counts as 1.0: the reference is used in its place. A search that still runs can be reported, too.
 
     With --judge-again, the exit status is 1 if a second verdict is another word, or if the intervals of the speeds do
-    not overlap.
+    not overlap. It is 2 if a file of DIR is not a result, and left out.
 
     \b
     kernel-builder report search-softmax --out site
@@ -87,13 +87,15 @@ def report(
             hint="name the public key of the judge that has signed the results",
         )
     if leaderboard:
-        results = read_results(leaderboard, read_signers(signers))
+        results, faults = read_results(leaderboard, read_signers(signers))
+        for fault in faults:
+            notify(f"warning: left out: {fault}")
         if out:
             write_site(results, out, "Leaderboard", only_valid=bool(signers))
         comparisons = list(judge_again_best(results, judge_again)) if judge_again else []
         for comparison in comparisons:
             click.echo(comparison.text)
-        sys.exit(0 if all(comparison.agrees for comparison in comparisons) else 1)
+        sys.exit(2 if faults else 0 if all(comparison.agrees for comparison in comparisons) else 1)
     result = make_report(runs, peer)
     if out:
         write_site(run_results(result), out, f"Searches: {', '.join(run.name for run in runs)}")

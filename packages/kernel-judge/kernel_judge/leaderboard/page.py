@@ -17,7 +17,7 @@ from kernel_judge.leaderboard.result import INVALID, UNSIGNED, Result, ranked, r
 from kernel_judge.leaderboard.roofline import roofline
 from kernel_judge.search.run_report import RunReport
 
-_DRAWN = 8  # candidates in a roofline
+_DRAWN, _CASES = 8, 16  # candidates in a roofline, and timed shapes of each
 _LOG_BYTES = 20_000  # of the end of an agent's output
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE = """
@@ -57,7 +57,7 @@ def write_site(results: Sequence[Result], target: Path, title: str, *, only_vali
 def _group(task: str, device: str, group: Sequence[Result]) -> str:
     head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
     rows = "".join(_row(rank, result) for rank, result in enumerate(group, 1))
-    cases = [case for result in group[:_DRAWN] for case in result.verdict.cases]
+    cases = [case for result in group[:_DRAWN] for case in result.verdict.cases[:_CASES]]
     table = f'<div class="wide"><table><tr>{head}</tr>{rows}</table></div>'
     details = "".join(_details(result, rank) for rank, result in enumerate(group, 1))
     return f"<h2>{_text(task)}</h2><p>{_text(device)}</p>{table}{roofline(cases)}{details}"

@@ -9,25 +9,24 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kernel_format.errors import ConfigError
 from kernel_format.files import temporary_directory
 from kernel_format.signatures import PrivateKey, Signers, is_signed_by, key_bundle
-from kernel_format.untrusted_paths import UnsafePath, checked_tree
+from kernel_format.untrusted_paths import checked_tree
 from kernel_judge.judge.candidate import frozen
 from kernel_judge.judge.candidate_files import candidate_digest, files_of
 from kernel_judge.judge.verdict import Verdict
 from kernel_tasks import read_task
 
 VALID, INVALID, UNSIGNED, UNKNOWN_KEY = "valid", "invalid", "unsigned", "by an unknown key"
-_MOST_BYTES = 4 << 20
+_MOST_BYTES, _MOST_DEPTH, _MOST_FIGURE = 4 << 20, 32, 1e15
 
 
 @dataclass(frozen=True)
@@ -95,34 +94,38 @@ def _canonical(content: Any) -> bytes:
     return json.dumps(content, sort_keys=True).encode()
 
 
-def read_results(directory: Path, signers: Signers) -> list[Result]:
-    """Return the results of the files NAME.json in a directory, without following links.
+def read_results(directory: Path, signers: Signers) -> tuple[list[Result], list[str]]:
+    """Return the results of the files NAME.json in a directory, without following links, and why others are none."""
+    results, faults = [], []
+    for path in sorted(directory.glob("*.json")):
+        try:
+            results.append(_read_result(path, signers))
+        except Exception as error:  # anyone may have written the file
+            faults.append(f"{path}: is not a result: {str(error)[:200]}")
+    return results, faults
 
-    Raises:
-        ConfigError: If a file is not a result.
-    """
-    return [read_result(path, signers) for path in sorted(directory.glob("*.json"))]
 
-
-def read_result(path: Path, signers: Signers) -> Result:
-    """Read the file of a result."""
+def _read_result(path: Path, signers: Signers) -> Result:
     content = read_file(path)
-    try:
-        entry = json.loads(content)
-        whole = entry if isinstance(entry.get("verdict"), Mapping) else {"verdict": entry}
-        parts = {part: dict(whole.get(part, {})) for part in ("candidate", "task")}
-        for files in parts.values():
-            checked_tree(files)
-            assert all(isinstance(text, str) for text in files.values())
-        verdict = Verdict.from_dict(whole["verdict"])
-        _check_types(verdict)
-    except (UnsafePath, ConfigError, ValueError, TypeError, AttributeError, AssertionError, RecursionError) as error:
-        raise ConfigError(
-            f"is not a result: {str(error)[:200]}", where=str(path), hint="write it with `judge --json` or `--sign`"
-        ) from error
+    entry = json.loads(content)
+    _check_depth(entry, _MOST_DEPTH)
+    whole = entry if isinstance(entry.get("verdict"), Mapping) else {"verdict": entry}
+    parts = {part: dict(whole.get(part, {})) for part in ("candidate", "task")}
+    for files in parts.values():
+        checked_tree(files)
+        "".join(files.values()).encode()
+    verdict = Verdict.from_dict(whole["verdict"])
+    _check_types(verdict)
     name = min((name.partition("/")[0] for name in parts["candidate"]), default=path.stem)
     result = Result(verdict, name, parts, "", _signature(whole, signers), content)
-    return result if _has_judged_code(result) else Result(verdict, name, parts, "", INVALID, content)
+    return result if _has_judged_code(result) else replace(result, signature=INVALID)
+
+
+def _check_depth(value: Any, left: int) -> None:
+    if not left:
+        raise ValueError(f"it is nested in more than {_MOST_DEPTH} levels")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_depth(inner, left - 1)
 
 
 def _check_types(verdict: Verdict) -> None:
@@ -131,8 +134,11 @@ def _check_types(verdict: Verdict) -> None:
         raise ValueError("expected texts")
     figures = [figure for speed in verdict.speed.values() for figure in speed]
     figures += [figure for figure in (verdict.share_of_limit, verdict.sol_score, verdict.seconds) if figure is not None]
-    if not all(type(figure) in (int, float) and math.isfinite(figure) for figure in figures):
-        raise ValueError("expected finite figures")
+    if not all(type(figure) in (int, float) and 0 <= figure < _MOST_FIGURE for figure in figures):
+        raise ValueError(f"expected figures from 0 to {_MOST_FIGURE:.0e}")
+    if not isinstance(verdict.cases, list):
+        raise TypeError("expected a list of cases")
+    verdict.lines()  # which the page shows
 
 
 def read_file(path: Path, tail: int | None = None) -> bytes:
@@ -142,15 +148,14 @@ def read_file(path: Path, tail: int | None = None) -> bytes:
         ConfigError: If it is another kind of file, or larger.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or (tail is None and status.st_size > _MOST_BYTES):
+                raise ConfigError("is not a regular file of at most 4 MiB", where=str(path), hint="remove it")
+            file.seek(max(status.st_size - (tail or _MOST_BYTES), 0))
+            return file.read(tail or _MOST_BYTES)
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", where=str(path), hint="use a regular file") from error
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or (tail is None and status.st_size > _MOST_BYTES):
-            raise ConfigError("is not a regular file of at most 4 MiB", where=str(path), hint="remove it")
-        file.seek(max(status.st_size - (tail or _MOST_BYTES), 0))
-        return file.read(tail or _MOST_BYTES)
 
 
 def _signature(entry: Mapping[str, Any], signers: Signers) -> str:
