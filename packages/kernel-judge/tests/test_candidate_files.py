@@ -13,6 +13,7 @@ from kernel_judge.search.workspace import Workspace
 from kernel_tasks import read_task
 
 TASK = Path(__file__).parent / "tasks" / "softmax.py"
+SPARSE = 1 << 40  # bytes
 pytestmark = pytest.mark.attack
 
 
@@ -58,3 +59,24 @@ def test_no_link_of_a_candidate_is_followed(linked: str, tmp_path: Path) -> None
         read_candidate(copy, read_task(TASK)).prepared(tmp_path / "judged", "cpu")
     copies = [*(tmp_path / "judged").rglob("*"), *workspace.frozen.parent.rglob("*")]
     assert not [path for path in copies if path.is_file() and "hf_secret" in path.read_text()]
+
+
+@pytest.mark.parametrize("kind", ["sparse", "files", "deep", "solution"])
+def test_a_candidate_beyond_a_limit_is_refused_before_it_is_written(kind: str, tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "run", 1, 1)
+    project = workspace.directory / "kernel"
+    folder = project.joinpath(*["d"] * 40) if kind == "deep" else project
+    folder.mkdir(parents=True)
+    (workspace.run / "given" / "kernel").mkdir(parents=True)
+    (folder / "candidate.py").write_text("class ModelNew: pass\n")
+    if kind == "files":
+        for number in range(10_001):
+            (project / str(number)).touch()
+    large = project / ("solution.json" if kind == "solution" else "weights")
+    with large.open("wb") as file:
+        file.truncate(SPARSE if kind in ("sparse", "solution") else 1)
+    candidate = large if kind == "solution" else project
+    limits = "cannot be copied: .*a candidate has at most 10,000 files and directories, 256 MiB"
+    with pytest.raises(ConfigError, match=limits), frozen(candidate, read_task(TASK)):
+        pass
+    assert workspace.freeze() is None and not workspace.frozen.parent.exists()

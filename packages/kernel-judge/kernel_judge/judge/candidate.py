@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ _DEFINITION = re.compile(rf"^(class\s+{MODEL}\b|{MODEL}\s*=[^=])", re.MULTILINE)
 _KERNELS = re.compile(
     r"load_inline|cpp_extension|triton|cutlass|get_kernel|get_local_kernel|torch\.ops|ctypes|__global__"
 )
+_BUILD_BYTES = 4 << 30  # of packages, beside the limit for sources
 _CASTS = ("bfloat16", "float16", ".half()", "float8", "allow_tf32", "set_float32_matmul_precision", "quantize")
 
 
@@ -85,20 +87,20 @@ def frozen(candidate: Path, task: Task, *, with_build: bool = False) -> Iterator
         raise ConfigError("does not exist; expected a candidate", where=str(candidate), hint=hint)
     real = candidate.resolve()
     with temporary_directory() as directory:
-        copy = directory / real.name
+        copy, taken = directory / real.name, Counter[str]()
         try:
-            several = task.candidate_sources(real) if real.is_file() else {}
+            copy_candidate(real, copy, taken)
+            if several := task.candidate_sources(real) if copy.is_file() else {}:
+                copy.unlink()
             for name, file in several.items():
                 (copy / name).parent.mkdir(parents=True, exist_ok=True)
-                copy_candidate(file, copy / name)
-            if not several:
-                copy_candidate(real, copy)
+                copy_candidate(file, copy / name, taken)
             for link in real.rglob("*") if (real / "build.toml").is_file() else ():
                 inside = link.relative_to(real)
                 if link.is_symlink() and in_work_tree(real, link) and not ignored("", inside.parts):
-                    copy_candidate(link.resolve(), copy / inside)
+                    copy_candidate(link.resolve(), copy / inside, taken)
             if with_build and (real / "build").is_dir():
-                shutil.copytree(real / "build", copy / "build", symlinks=True)
+                copy_candidate(real / "build", copy / "build", Counter(bytes=-_BUILD_BYTES))
         except OSError as error:
             hint = "it consists of regular files that the user may read"
             raise ConfigError(f"cannot be copied: {error}", where=str(candidate), hint=hint) from error

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kernel_judge.judge.candidate_files import LIMITS
 from kernel_judge.judge.verdict import Speedup, Verdict
 from kernel_judge.search.local_judge import Judged
 from kernel_judge.search.run_log import TRY_ENDED, Event
@@ -47,7 +48,7 @@ class Try(NamedTuple):
     def reason(self) -> str:
         """Why it is not right; empty if it is."""
         if not self.judged:
-            return "It wrote no candidate."
+            return f"It wrote no candidate that can be copied: regular files, at most {LIMITS}."
         return self.verdict.reason if self.verdict else self.judged.error or ""
 
     @property

@@ -59,19 +59,13 @@ class Workspace:
     def freeze(self) -> Path | None:
         """Copy the agent's kernel out of its reach; return the copy.
 
-        None if there is none, or if it cannot be copied, such as a pipe or an unreadable file.
+        None if there is none, or if it cannot be copied, such as a pipe, or too many files.
         """
         try:
-            candidate = written(self.directory, self.run / "given" / PROJECT)
-            if candidate is None:
-                return None
-            target = self.frozen.parent / candidate.name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            copy_candidate(candidate, target)
+            return take_candidate(self.directory, self.run / "given" / PROJECT, self.frozen.parent)
         except (OSError, shutil.Error, RecursionError):
             remove_tree(self.frozen.parent)
             return None
-        return target
 
     @property
     def frozen(self) -> Path:
@@ -89,14 +83,18 @@ def task_path(run: Path) -> Path:
     return entries[0]  # a directory, or a problem file that may have settings beside it
 
 
-def written(directory: Path, pristine: Path) -> Path | None:
-    """Return the candidate in a directory: a file, or a project that differs from the initial one."""
-    if (directory / FILE).is_file():
-        return directory / FILE
-    project = directory / PROJECT
-    if not project.is_dir() or candidate_digest(project) == candidate_digest(pristine):
-        return None
-    return project
+def take_candidate(workspace: Path, pristine: Path, target: Path) -> Path | None:
+    """Copy the candidate of a workspace, a file or a project that differs from the initial one, into a directory."""
+    target.mkdir(parents=True, exist_ok=True)
+    if (workspace / FILE).is_file():
+        copy_candidate(workspace / FILE, target / FILE)
+        return target / FILE
+    if (workspace / PROJECT).is_dir():
+        copy_candidate(workspace / PROJECT, target / PROJECT)
+        if candidate_digest(target / PROJECT) != candidate_digest(pristine):
+            return target / PROJECT
+    remove_tree(target)
+    return None
 
 
 def template(name: str) -> string.Template:

@@ -11,23 +11,20 @@ import tempfile
 from pathlib import Path
 
 from kernel_format.errors import KernelBuilderError
-from kernel_judge.judge.candidate_files import copy_candidate
 from kernel_judge.search.run_log import LOG, STARTED, read_events
 from kernel_judge.search.search_judge import open_judge
-from kernel_judge.search.workspace import PROJECT, task_path, verdict_text, written
+from kernel_judge.search.workspace import PROJECT, take_candidate, task_path, verdict_text
 
 
 def main(run: Path, workspace: Path) -> int:
     """Print the verdict; return 0 if the candidate is right, 1 if not, and 2 if there is no verdict."""
-    candidate = written(workspace, run / "given" / PROJECT)
-    if candidate is None:
-        print("There is no candidate: write candidate.py, or change the project in kernel/.")
-        return 2
     settings = [event for event in read_events(run / LOG) if event["event"] == STARTED][-1]["judge"]
     with tempfile.TemporaryDirectory() as scratch, open_judge(settings, task_path(run), lambda: False) as judge:
-        copy = Path(scratch) / candidate.name
-        copy_candidate(candidate, copy)
-        judged = judge(copy)
+        candidate = take_candidate(workspace, run / "given" / PROJECT, Path(scratch) / "candidate")
+        judged = judge(candidate) if candidate else None
+    if judged is None:
+        print("There is no candidate: write candidate.py, or change the project in kernel/.")
+        return 2
     if judged.verdict is None:
         print(judged.error)
         return 2

@@ -54,7 +54,7 @@ def test_nothing_is_best_that_is_not_faster_than_the_reference(tmp_path: Path) -
         ("filling", {"disk": 50_000_000}, "its limit of disk"),
         ("greedy", {"memory": 1_000_000_000}, "MemoryError"),
         ("hanging", {"seconds": 1}, "its limit of time"),
-        ("odd", {}, "It wrote no candidate."),
+        ("odd", {}, "It wrote no candidate that can be copied: regular files, at most 10,000 files"),
     ],
 )
 def test_the_next_try_receives_the_failure(tmp_path: Path, kind: str, settings: dict[str, Any], message: str) -> None:
@@ -63,7 +63,7 @@ def test_the_next_try_receives_the_failure(tmp_path: Path, kind: str, settings: 
     workspace = Workspace(request.run, 1, 2).directory
     prompt = (workspace / "PROMPT.md").read_text()
     assert message in prompt
-    assert "It wrote no candidate." in prompt
+    assert "It wrote no candidate that can be copied: regular files, at most 10,000 files" in prompt
     assert marked_processes(request.run) == []
 
 
