@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from kernel_builder.api import create_project
 from kernel_format.errors import ConfigError
@@ -38,13 +36,11 @@ def prepare(request: SearchRequest, task: Task, backends: Sequence[str]) -> None
             (staged / "context").mkdir()
             copy_candidate(request.skill, staged / "context" / SKILL)  # an agent may have written it
         if REFERENCE in wanted:
-            _copy(request.references, staged / "context" / REFERENCE)
-
-
-def _copy(sources: Iterable[Path], directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    for source in sources:
-        if source.is_dir():
-            shutil.copytree(source, directory / source.resolve().name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copyfile(source, directory / source.name)
+            (staged / "context" / REFERENCE).mkdir(parents=True)
+        for source in request.references if REFERENCE in wanted else ():
+            for path in (source, *source.rglob("*")):
+                if path.is_symlink():
+                    raise ConfigError(
+                        "is a symbolic link", where=str(path), hint="name files and directories themselves"
+                    )
+            copy_candidate(source.resolve(), staged / "context" / REFERENCE / source.resolve().name)

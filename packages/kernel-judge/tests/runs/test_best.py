@@ -72,6 +72,20 @@ def test_a_context_without_its_files_is_an_error(tmp_path: Path) -> None:
         parse_context("skill,tutorial")
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize("named", ["link.cu", "directory"])
+def test_no_link_of_a_reference_is_followed(named: str, tmp_path: Path) -> None:
+    """A link in a cloned repository could lead to a private file, which agents then send away."""
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "private").write_text("token")
+    for link in ("link.cu", "directory/inner.cu"):
+        (tmp_path / link).symlink_to(tmp_path / "private")
+    request = quick_request(tmp_path, "true", contexts=(("reference",),), references=(tmp_path / named,))
+    with pytest.raises(ConfigError, match=r"\.cu: is a symbolic link"):
+        run_search(request)
+    assert not [path for path in request.run.rglob("*") if path.is_file() and "token" in path.read_text()]
+
+
 @pytest.mark.usefixtures("judge_calls")
 def test_an_agent_asks_the_judge(tmp_path: Path) -> None:
     asking = "sh -c './judge; echo \"# wrong\" > candidate.py; ./judge; echo status $?'"
