@@ -73,8 +73,12 @@ def outside_inputs(reference: Reference, seed: int) -> Iterator[tuple[str, Argum
             yield name, _changed(given, lambda tensor, change=change: change(tensor, random))  # type: ignore[misc]
 
 
-def expected_results(reference: Reference, given: Arguments) -> tuple[Tensors, Tensors, list[float]] | None:
+def expected_results(
+    reference: Reference, given: Arguments, rounding: float = 0.0
+) -> tuple[Tensors, Tensors, list[float]] | None:
     """Return eager's results, the expected results, and the allowed error of each; None for illegal inputs.
+
+    `rounding` is the least relative rounding error of the inputs, of a precision that the task's rule accepts.
 
     The allowance of an integer result is infinite where rounding errors in the inputs change it, as for the place of a
     maximum among equal numbers, and where it is a place that the reference chooses by nothing but its order.
@@ -86,7 +90,7 @@ def expected_results(reference: Reference, given: Arguments) -> tuple[Tensors, T
             return None
         random = torch.Generator().manual_seed(given.seed)
         # Where there is float64, the inputs are, too: small changes of large elements would be rounded away.
-        moved = _changed(given, lambda tensor: _disturbed(tensor, random, in_float64=exact is not None))
+        moved = _changed(given, lambda tensor: _disturbed(tensor, random, rounding, in_float64=exact is not None))
         disturbed = reference.eager(moved) if exact is None else reference.exact(moved)
     except Exception:  # it refuses these inputs
         return None
@@ -165,8 +169,8 @@ def _is_legal(eager: torch.Tensor, expected: torch.Tensor, finite: bool) -> bool
     return not bool(eager.isnan().any()) and bool(same.all()) and bool((eager.isfinite() == expected.isfinite()).all())
 
 
-def _disturbed(tensor: torch.Tensor, random: torch.Generator, *, in_float64: bool) -> torch.Tensor:
-    error = torch.finfo(tensor.dtype).eps * _magnitude(tensor)
+def _disturbed(tensor: torch.Tensor, random: torch.Generator, least: float, *, in_float64: bool) -> torch.Tensor:
+    error = max(torch.finfo(tensor.dtype).eps, least) * _magnitude(tensor)
     disturbed = tensor.double() + error * (2 * _uniform(tensor, random).double() - 1)
     return disturbed if in_float64 else disturbed.to(tensor.dtype)
 

@@ -11,13 +11,14 @@ import torch
 
 from kernel_builder.api import POISON
 from kernel_format.errors import ConfigError
-from kernel_judge.judge.comparison import Difference, ErrorRule, difference
+from kernel_judge.judge.comparison import Difference, ErrorRule, difference, finite_deviation
 from kernel_judge.judge.outside_inputs import expected_results, outside_difference, outside_inputs
 from kernel_judge.judge.reference import Arguments, Reference, Results, Tensors
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 from kernel_tasks import Task
 
 _LATE_SECONDS = 0.3  # for a thread that writes a result late, to name the failure
+_FIRST_CALL = 10  # times the limit of a call: the first ones may compile
 _REPEATED = 10  # every tenth input is given twice
 _OUTSIDE = "wrong-outside-inputs"
 # Dtypes that results may have where the task's rule decides.
@@ -25,6 +26,7 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool,
 )}  # fmt: skip
+_LOW_PRECISION = 2**-8  # the rounding error of bfloat16
 _LEAST_SAMPLES = 3  # of inputs of one shape, to call a result constant
 
 
@@ -55,6 +57,7 @@ class ResultChecks:
         self._tolerance, self._seconds, self._compares_errors = tolerance, seconds, compares_errors
         self.rules = [ErrorRule(tolerance) for _ in references]
         self.suspicious: list[str] = []
+        self._rounding = 0.0  # of the candidate, where the task's rule accepts lower precisions
         self._before: dict[int, Tensors] = {}
         self._varieties: dict[int, _Variety] = {}
 
@@ -119,7 +122,7 @@ class ResultChecks:
         self._one_outside(number, reference, reference.arguments(seed), name)
 
     def _one_outside(self, number: int, reference: Reference, given: Arguments, name: str) -> None:
-        known = expected_results(reference, given)
+        known = expected_results(reference, given, min(self._rounding, _LOW_PRECISION))
         if known is None:
             return
         if any(map(_overflows, known[0], (dtype for _, dtype in reference.accepted))):
@@ -171,6 +174,10 @@ class ResultChecks:
                 raise self._named(wrong, number, results, case)
         if number not in self._before:
             self._check_layout(number, case)
+            if exact is not None and not self._compares_errors:
+                self._rounding = max(
+                    self._rounding, *(finite_deviation(*pair).relative for pair in zip(first, exact, strict=True))
+                )
         if repeat and not all(map(torch.equal, first, again)):
             sentence = "Its results for equal inputs differ, within the tolerance."
             self.suspicious += [sentence] if sentence not in self.suspicious else []
@@ -197,8 +204,9 @@ class ResultChecks:
         before = worker.inputs.raw(worker.inputs.end).clone()
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in reference.accepted]
         synchronize(reference.device)
+        seconds = self._seconds * (1 if number in self._before else _FIRST_CALL)
         try:
-            worker.ask("call", number, call[0], slots[0], given.seed, sizes, seconds=self._seconds)
+            worker.ask("call", number, call[0], slots[0], given.seed, sizes, seconds=seconds)
         except WorkerFailure as failure:
             if failure.kind != "wrong-dtype" or not self._accepts_dtypes(reference):
                 raise
