@@ -204,7 +204,7 @@ def read_definition(task: type[_T], file: Path, workloads: Path, blobs: Path) ->
                     hint="a 4-bit dtype needs the format's own evaluator",
                 )
     if not workloads.is_file():
-        raise ConfigError("there are no workloads", where=str(workloads), hint=f"expected {task.layout}")
+        raise ConfigError("there are no workloads", where=str(workloads), hint="write a line for each")
     sources, sizes = {}, []
     for number, line in enumerate(workloads.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():

@@ -7,6 +7,7 @@ replaced by a drawn one, as in leaderboard mode.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import re
 import sys
@@ -25,6 +26,7 @@ from kernel_tasks.task import CANDIDATE, PROBLEM, Files, MachineError, Problem, 
 
 FORMAT = "GPU MODE: a directory with task.yml"
 _SUBMISSION = "@SUBMISSION@"
+_KEYS = {"files", "lang", "tests", "benchmarks", "multi_gpu"}  # that are read, of those of kernelbot
 _NEEDED = ("generate_input", "ref_kernel", "check_implementation")
 _LARGEST_SEED = 2**31 - 1
 _PLAIN = (torch.Tensor, int, float, bool, str, torch.dtype, type(None))
@@ -58,6 +60,10 @@ class GpuModeTask(Task):
             path = path / self.submission
         if not path.is_file():
             raise ConfigError("does not exist; expected a submission", where=str(path), hint=self.form)
+        if "custom_kernel" not in (text := path.read_text(encoding="utf-8", errors="replace")):
+            close = difflib.get_close_matches("custom_kernel", re.findall(r"^def (\w+)", text, re.MULTILINE), n=1)
+            hint = f"did you mean {close[0]!r}?" if close else self.form
+            raise ConfigError("defines no custom_kernel", where=str(path), hint=hint)
         model = _MODEL.format(module=Path(self.submission).stem, function="custom_kernel", name="ModelNew")
         return {**self._modules, self.submission: path.read_bytes(), CANDIDATE: model.encode()}
 
@@ -177,6 +183,9 @@ def read(path: Path) -> Task:
         settings = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"is not YAML: {error}", where=str(file), hint="correct the line that is named") from error
+    for key in set(settings) - _KEYS if isinstance(settings, dict) else ():
+        if close := difflib.get_close_matches(str(key), _KEYS, n=1, cutoff=0.8):
+            raise ConfigError("is no key", where=f"{file}: {key}", hint=f"did you mean {close[0]!r}?")
     for key, expected in (("files", list), ("lang", str), ("tests", list), ("benchmarks", list)):
         if not isinstance(settings, dict) or not isinstance(settings.get(key), expected):
             raise ConfigError(f"expected a {expected.__name__}", where=f"{file}: {key}", hint="see gpu-mode/kernelbot")
