@@ -27,7 +27,7 @@ from kernel_builder.config.project import Project
 from kernel_builder.config.toml_schema import nearest
 from kernel_builder.plural import some_of
 from kernel_builder.progress import PrintableStream
-from kernel_format.errors import BuildError, ConfigError, KernelBuilderError
+from kernel_format.errors import BuildError, ConfigError, KernelBuilderError, ToolchainError
 
 _COMMANDS = toml_file.read(Path(__file__).with_name("commands.toml"))
 _Result = TypeVar("_Result")
@@ -106,7 +106,9 @@ class MainGroup(PluginGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
-            close = nearest(name, self.list_commands(ctx))
+            if name in (names := self.list_commands(ctx)):  # get_command has printed why it cannot be imported
+                ctx.exit(ToolchainError.exit_code)
+            close = nearest(name, names)
             meant = f"did you mean `{close}`?" if close else "--help lists all commands"
             raise click.UsageError(f"No such command {name!r}: {meant}", ctx)
         resolved, command, rest = super().resolve_command(ctx, args)

@@ -35,6 +35,14 @@ def test_mistyped_commands_and_options_get_a_hint() -> None:
         assert (done.exit_code, message in done.output) == (2, True), done.output
 
 
+def test_a_command_whose_import_fails_states_the_reason_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kernel_judge.cli.judge_command", None)
+    done = CliRunner().invoke(main, ["judge", "candidate.py"])
+    assert done.exit_code == 4
+    assert done.output.startswith("warning: `judge` cannot be imported: ")
+    assert "No such command" not in done.output
+
+
 def test_completion_completes() -> None:
     assert "_KERNEL_BUILDER_COMPLETE" in CliRunner().invoke(main, ["completions", "bash"]).output
     # The request that the script makes at the prompt `kernel-builder build --var`.
