@@ -65,9 +65,7 @@ def _contexts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
     "[default: one for each core]",
 )  # fmt: skip
 @click.option(
-    "--against",
-    metavar="NAME,...",
-    help="Peers that the judge times, as for `judge`; eager alone is quickest. [default: all]",
+    "--against", metavar="NAME,...", help="Peers that the judge times; eager alone is quickest. [default: all]"
 )
 @click.option("--ray", metavar="ADDRESS", help="Judge on the machines of this Ray cluster.")
 @minutes_option
@@ -117,7 +115,7 @@ def search(
     if best := result.best:
         click.echo(f"Best: attempt {best['attempt']}, try {best['try']}, by {best['agent']}")
         for peer, speed in best["verdict"]["speed"].items():
-            click.echo(f"  {Speedup(**speed)} times the speed of {peer}")
+            click.echo(f"  {Speedup(**speed)} times the speed of {peer} in its verification, the second verdict")
         click.echo(f"It is in {result.run / 'best'}. Next:\n  kernel-builder report {result.run}")
         click.echo(f"  kernel-builder build-and-upload {result.run / 'best'} --repo-id ORG/NAME")
     else:

@@ -212,7 +212,7 @@ def summary_lines(report: RunReport) -> list[str]:
         if best := entry["best"]:
             lines.append(
                 f"Best for {entry['task']}: attempt {best['attempt']}, try {best['try']} ({best['agent']}), "
-                f"{best['speed']:.2f} times the speed of eager in its second verdict."
+                f"{best['speed']:.2f} times the speed of eager in its verification, the second verdict."
             )
         else:
             lines.append(f"Best for {entry['task']}: the reference; no candidate is right and faster.")
