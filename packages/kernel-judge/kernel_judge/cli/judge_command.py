@@ -58,9 +58,7 @@ def _print(verdict: Verdict) -> None:
     "[default: all]",
 )
 @click.option(
-    "--inputs-of-task-only",
-    is_flag=True,
-    help="Check only inputs and parameters from the task's own distribution, as KernelBench does.",
+    "--inputs-of-task-only", is_flag=True, help="Check only the task's own inputs and parameters, as KernelBench does."
 )
 @click.option(
     "--no-build",

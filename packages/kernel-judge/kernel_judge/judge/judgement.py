@@ -13,13 +13,7 @@ from pathlib import Path
 
 import torch
 
-from kernel_format.errors import (
-    BuildError,
-    KernelBuilderError,
-    MeasureError,
-    ToolchainError,
-    VariantError,
-)
+from kernel_format.errors import BuildError, KernelBuilderError, MeasureError, ToolchainError, VariantError
 from kernel_format.files import temporary_directory
 from kernel_judge.judge.candidate import MODEL, Candidate, frozen, read_candidate
 from kernel_judge.judge.gpu_memory import is_exhausted, taken_by_others
@@ -234,13 +228,8 @@ class _Judgement:
             raise RejectedError("build-failed", text) from error
 
     def _worker(self, readable: Sequence[Path]) -> WorkerProcess:
-        return WorkerProcess(
-            self.sandbox,
-            self.device,
-            readable=readable,
-            arena_bytes=_arena_bytes(self.device),
-            threads=torch.get_num_threads(),
-        )
+        arena, threads = _arena_bytes(self.device), torch.get_num_threads()
+        return WorkerProcess(self.sandbox, self.device, readable=readable, arena_bytes=arena, threads=threads)
 
 
 def prepare_references(

@@ -20,16 +20,7 @@ from kernel_judge.judge.arena import ArenaView
 from kernel_judge.judge.evaluation import ResultError, evaluate, randomize, seed_generators, with_tensors
 
 _LONGEST_TEXT = 2000  # characters of an exception
-_WATCHED = (
-    "torch",
-    "torch.Tensor",
-    "torch.cuda",
-    "torch.cuda.Event",
-    "torch.nn.functional",
-    "torch.testing",
-    "gc",
-    "sys",
-)
+_APIS = ("torch", "torch.Tensor", "torch.cuda", "torch.cuda.Event", "torch.nn.functional", "torch.testing", "gc", "sys")
 
 
 class Patches:
@@ -40,7 +31,7 @@ class Patches:
     """
 
     def __init__(self) -> None:
-        self._before = {place: self._functions(place) for place in _WATCHED}
+        self._before = {place: self._functions(place) for place in _APIS}
 
     def replaced(self) -> str | None:
         """Return the name of a replaced function, or None."""

@@ -77,13 +77,7 @@ class WorkerProcess(ExitStack):
     """
 
     def __init__(
-        self,
-        kind: str,
-        device: str,
-        *,
-        readable: Sequence[Path] = (),
-        arena_bytes: int = 0,
-        threads: int = 1,
+        self, kind: str, device: str, *, readable: Sequence[Path] = (), arena_bytes: int = 0, threads: int = 1
     ) -> None:
         super().__init__()
         self._device = device

@@ -96,11 +96,7 @@ def end_guard(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait(
-    process: subprocess.Popen[bytes],
-    started: float,
-    directory: Path,
-    limits: Limits,
-    is_stopping: Callable[[], bool],
+    process: subprocess.Popen[bytes], started: float, directory: Path, limits: Limits, is_stopping: Callable[[], bool]
 ) -> str | None:
     """Wait for the end of a process; return the limit that it meets first, or None."""
     next_walk = started + _DISK_POLL

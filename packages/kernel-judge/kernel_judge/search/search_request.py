@@ -76,7 +76,7 @@ def agent_command(agent: str) -> list[str]:
         raise ConfigError(
             f"there is no program {program!r}",
             where="--agent",
-            hint="name an executable file, or a command that the shell finds",
+            hint="name an executable file, or a command of the shell",
         )
     return [str(Path(path).absolute()), *arguments]
 
