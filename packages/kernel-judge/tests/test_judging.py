@@ -111,7 +111,7 @@ def test_a_candidate_is_not_judged_without_the_package_that_it_needs(tmp_path: P
     candidate = tmp_path / "candidate.py"
     candidate.write_text("import cutlass_unknown\n")
     assert judge(JudgeRequest(candidate, SCALED, inputs=2, rounds=0)).rejected_as == "raised"
-    candidate.write_text("raise ModuleNotFoundError(\"No module named 'cutlass'\")\n")
+    candidate.write_text("raise ModuleNotFoundError(\"No module named 'tvm_ffi'\")\n")
     verdict = judge(JudgeRequest(candidate, SCALED, inputs=2, rounds=0))
     assert verdict.verdict == "not judged" and verdict.reason.startswith("it needs a program or package that is not")
 

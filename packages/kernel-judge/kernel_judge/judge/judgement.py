@@ -46,7 +46,7 @@ _NEEDS_TOOL = re.compile(
     r"Ninja is required to load C\+\+ extensions|CUDA_HOME environment variable is not set"
     r"|(?:FileNotFoundError|InvalidCxxCompiler).*(?:c\+\+|g\+\+|clang|gcc|cc|nvcc)\b"
     r"|No working C\+\+ compiler found|'which', '(?:c\+\+|g\+\+|nvcc)'"
-    r"|No module named '(?:triton|helion|cuda|cupy|cutlass|tilelang|numba|pycuda)['.]"
+    r"|No module named '(?:triton|helion|cuda|cupy|cutlass|tilelang|numba|pycuda|tvm_ffi|flashinfer)['.]"
 )
 
 _LOADS = re.compile(r"^(?!\s*#).*\bkernel_builder(\.load\b|\s+import\s.*\bload\b)", re.MULTILINE)
