@@ -59,18 +59,8 @@ def write_task(directory: Path) -> Path:
 def quick_request(directory: Path, *agents: str, **settings: Any) -> SearchRequest:
     """Return the request of a search in a directory, with a judge that takes no time."""
     limits = Limits(settings.pop("seconds", 60), settings.pop("memory", 4 * GIGABYTE), settings.pop("disk", GIGABYTE))
-    return SearchRequest(
-        **{
-            "task": write_task(directory),
-            "run": directory / "run",
-            "agents": agents,
-            "attempts": len(agents),
-            "jobs": 2,
-            "judge": QUICK_JUDGE,
-            "limits": limits,
-            **settings,
-        }
-    )
+    own = {"task": write_task(directory), "run": directory / "run", "agents": agents, "attempts": len(agents)}
+    return SearchRequest(**(own | {"jobs": 2, "judge": QUICK_JUDGE, "limits": limits} | settings))
 
 
 def run_search(request: SearchRequest) -> SearchResult:

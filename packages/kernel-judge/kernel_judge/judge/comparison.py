@@ -136,11 +136,9 @@ class ErrorRule:
         self, results: Sequence[torch.Tensor], eager: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]
     ) -> None:
         """Note the errors on one input."""
-        self._candidate = _largest(
-            self._candidate, [finite_deviation(*pair) for pair in zip(results, exact, strict=True)]
-        )
+        self._candidate = _largest(self._candidate, [finite_error(*pair) for pair in zip(results, exact, strict=True)])
         self._rounding = [_rounding(result.dtype) for result in results]
-        self.worst = _largest(self.worst, [finite_deviation(*pair) for pair in zip(eager, exact, strict=True)])
+        self.worst = _largest(self.worst, [finite_error(*pair) for pair in zip(eager, exact, strict=True)])
 
     def fault(self) -> str | None:
         """Return why the candidate is less accurate than eager, or None."""
@@ -183,7 +181,7 @@ def _rounding(dtype: torch.dtype) -> Deviation:
     return Deviation(4 * eps, 4.0) if dtype == torch.float32 else Deviation(eps / 4, 0.5)
 
 
-def finite_deviation(result: torch.Tensor, exact: torch.Tensor) -> Deviation:
+def finite_error(result: torch.Tensor, exact: torch.Tensor) -> Deviation:
     """Return the error of the elements that are finite in float64."""
     if not result.is_floating_point():
         return Deviation(0.0, 0.0)

@@ -11,7 +11,7 @@ import torch
 
 from kernel_builder.api import POISON
 from kernel_format.errors import ConfigError
-from kernel_judge.judge.comparison import Difference, ErrorRule, difference, finite_deviation
+from kernel_judge.judge.comparison import Difference, ErrorRule, difference, finite_error
 from kernel_judge.judge.outside_inputs import expected_results, outside_difference, outside_inputs
 from kernel_judge.judge.reference import Arguments, Reference, Results, Tensors
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
@@ -175,9 +175,8 @@ class ResultChecks:
         if number not in self._before:
             self._check_layout(number, case)
             if exact is not None and not self._compares_errors:
-                self._rounding = max(
-                    self._rounding, *(finite_deviation(*pair).relative for pair in zip(first, exact, strict=True))
-                )
+                errors = [finite_error(*pair).relative for pair in zip(first, exact, strict=True)]
+                self._rounding = max(self._rounding, *errors)
         if repeat and not all(map(torch.equal, first, again)):
             sentence = "Its results for equal inputs differ, within the tolerance."
             self.suspicious += [sentence] if sentence not in self.suspicious else []

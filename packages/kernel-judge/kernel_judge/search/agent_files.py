@@ -40,7 +40,5 @@ def prepare(request: SearchRequest, task: Task, backends: Sequence[str]) -> None
         for source in request.references if REFERENCE in wanted else ():
             for path in (source, *source.rglob("*")):
                 if path.is_symlink():
-                    raise ConfigError(
-                        "is a symbolic link", where=str(path), hint="name files and directories themselves"
-                    )
+                    raise ConfigError("is a symbolic link", where=str(path), hint="name the file itself")
             copy_candidate(source.resolve(), staged / "context" / REFERENCE / source.resolve().name)
