@@ -269,9 +269,9 @@ def test_forward_that_counts(blocks):
 def test_model_that_its_forwards_change_is_seldom_looked_at(blocks, monkeypatch):
     """A snapshot of a large model takes longer than some forwards. Once they stop, there are graphs."""
     model, x = Wrapped(Counting()), torch.randn(2, 3)
-    counts, captures = accelerate_on_cpu(blocks, model), module_of(blocks, "captures")
-    taken, snapshot = [], captures.Snapshot
-    monkeypatch.setattr(captures, "Snapshot", lambda *arguments: taken.append(1) or snapshot(*arguments))
+    counts, runner = accelerate_on_cpu(blocks, model), module_of(blocks, "graph_runner")
+    taken, snapshot = [], runner.Snapshot
+    monkeypatch.setattr(runner, "Snapshot", lambda *arguments: taken.append(1) or snapshot(*arguments))
     for _ in range(100):
         model(x)
     assert counts.eager == {FIRST: 1, "the model has changed: layer.calls": 99}

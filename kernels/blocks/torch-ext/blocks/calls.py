@@ -19,11 +19,7 @@ class Refused(Exception):
 
 
 def refuse_if(*reasons: tuple[Any, Optional[str]]) -> None:
-    """Raise `Refused` for the first condition that is true.
-
-    Args:
-        reasons: Conditions and the texts for the report.
-    """
+    """Raise `Refused` for the first of some conditions that is true, with its text for the report."""
     for is_true, reason in reasons:
         if is_true:
             raise Refused(reason)
@@ -31,21 +27,13 @@ def refuse_if(*reasons: tuple[Any, Optional[str]]) -> None:
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of a call, taken apart.
+    """The arguments of a call, taken apart."""
 
-    Attributes:
-        device: Where the model is.
-        key: Equal for calls that one graph can serve.
-        leaves: All tensors, values and caches, in the order of the structure.
-        structure: Of the arguments and the keyword arguments.
-        caches: Objects with state of their own, each named by its argument; the key has their identities.
-    """
-
-    device: torch.device
-    key: Any
-    leaves: list[Any]
-    structure: TreeSpec
-    caches: dict[str, Any]
+    device: torch.device  # of the model
+    key: Any  # equal for calls that one graph can serve
+    leaves: list[Any]  # all tensors, values and caches, in the order of the structure
+    structure: TreeSpec  # of the arguments and the keyword arguments
+    caches: dict[str, Any]  # objects with state of their own, by argument; the key has their identities
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -55,8 +43,7 @@ class Call:
 def take_apart(args: tuple, kwargs: dict[str, Any], device: torch.device, modes: tuple) -> Call:
     """Take apart the arguments of a call of a model on `device`, under global settings `modes`.
 
-    Raises:
-        Refused: If an argument is not a value that two calls can be compared by, or a tensor not on `device`.
+    Raise `Refused` if an argument is not a value that two calls can be compared by, or a tensor not on `device`.
     """
     leaves, structure = tree_flatten((args, kwargs))
     caches: dict[str, Any] = {}

@@ -1,12 +1,7 @@
 """`generate` of transformers with whole decoding steps as CUDA graphs.
 
-transformers' loop runs the model's Python for every token, and waits for the GPU twice. Here a step is one launch: it
-computes the logits, processes them, chooses a token, writes it, and finds out which sequences are done. The host only
-launches steps, one ahead of the GPU, and reads the results of the step before the last one.
-
-The loop takes the place of `_sample`, the method in which `generate` decodes greedily and samples. `generate` itself,
-with its checks and its preparation, stays transformers', and so does `_sample` for the prefill, for the first token,
-and for whatever a graph cannot do.
+The loop takes the place of `_sample`, the method in which `generate` decodes greedily and samples. `generate` itself
+stays transformers', and so does `_sample` for the prefill, for the first token, and for whatever a graph cannot do.
 
 This module imports transformers: import it only for a model of transformers.
 """
@@ -14,6 +9,7 @@ This module imports transformers: import it only for a model of transformers.
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Optional
 
 import torch
@@ -21,19 +17,16 @@ from torch import Tensor, nn
 from transformers.generation.stopping_criteria import MaxLengthCriteria, StoppingCriteriaList
 
 from .calls import Refused, refuse_if
-from .captures import Captures
 from .decoding import fuse_step
 from .generation_call import GenerateCall
 from .generation_state import State
 from .gpu import Gpu
+from .graph_runner import Captures
 from .report import Report
 
-# Memory of calls that is kept for later ones: of sizes of batches, and of threads.
-_STATES = 4
-# The part of the GPU's memory that caches may hold between calls.
-_SHARE = 1 / 8
-# A cache begins with room for this many new tokens at most, and doubles.
-_ROOM = 512
+_STATES = 4  # that are kept for later calls: for sizes of batches, and for threads
+_SHARE = 1 / 8  # of the GPU's memory, which caches may hold between calls
+_ROOM = 512  # A cache begins with memory for this many new tokens at most, and doubles.
 
 
 class Decoder(Captures):
@@ -45,19 +38,8 @@ class Decoder(Captures):
         self._free: list[State] = []  # that no call uses, the last used one last
         self._refused: dict[Any, str] = {}
 
-    def is_active(self) -> bool:
-        """Return whether this thread runs the model for the loop, so that its forward needs no graph of its own."""
-        return getattr(self._thread, "is_active", False)
-
     def sample(
-        self,
-        model: Any,
-        forward: Callable[..., Any],
-        own: Callable[..., Any],
-        input_ids: Tensor,
-        *,
-        synced_gpus: bool = False,
-        **arguments: Any,
+        self, model: Any, forward: Callable, own: Any, input_ids: Tensor, *, synced_gpus: bool = False, **kwargs: Any
     ) -> Any:
         """Return the result of `own`, the `_sample` of the model. `forward` is the model's own forward."""
         try:
@@ -70,12 +52,12 @@ class Decoder(Captures):
             )
             # Another thread may be in a step, which changes the model's configuration.
             with self._lock, model._optimize_model_for_decode():
-                call = GenerateCall(model, own, input_ids, **arguments)
+                call = GenerateCall(model, own, input_ids, kwargs)
                 self._check_state(model, device)
                 refuse_if((call.key in self._refused, self._refused.get(call.key)))
         except Refused as refused:
             self.counts.eager[str(refused)] += 1
-            return own(input_ids, synced_gpus=synced_gpus, **arguments)
+            return own(input_ids, synced_gpus=synced_gpus, **kwargs)
         self.counts.generated += 1
         if call.by_hand is not None:
             self.counts.by_hand[call.by_hand] += 1
@@ -84,6 +66,10 @@ class Decoder(Captures):
             return self._generate(model, forward, own, call)
         finally:
             self._thread.is_active = False
+
+    def is_active(self) -> bool:
+        """Return whether this thread runs the model for the loop, so that its forward needs no graph of its own."""
+        return getattr(self._thread, "is_active", False)
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
@@ -99,7 +85,8 @@ class Decoder(Captures):
 
     def _take(self, call: GenerateCall, capacity: int) -> State:
         """Return a state for a call: one that is free, or a new one."""
-        kind = call.input_ids.shape[0], call.windows, self._gpu.modes()
+        positions = None if call.position_ids is None else call.position_ids.shape[:-1]
+        kind = call.input_ids.shape[0], call.windows, self._gpu.modes(), positions
         state = next((state for state in reversed(self._free) if state.kind == kind), None)
         if state is None:
             state = State(kind, call, capacity, self._gpu.wait)
@@ -166,9 +153,9 @@ class Decoder(Captures):
     def _loop(self, call: GenerateCall, state: State, step: Callable, length: int, kept: dict[str, Any]) -> int:
         """Launch steps until all sequences are done. Return the number of tokens.
 
-        A step is launched when the news of the step before the last one are here. The GPU is never without work, and
-        computes one step for nothing at the end: always one, so that the same random numbers are left each time.
-        Steps whose tokens are chosen outside of the graph wait for those of the last one.
+        A step is launched when the news of the step before the last one are here. The GPU computes one step for nothing
+        at the end: always one, so that the same random numbers are left each time. Steps whose tokens are chosen
+        outside of the graph wait for those of the last one.
         """
         is_by_hand, is_done = call.by_hand is not None, False
         state.end(call, call.criteria(state.ids[:, :length], kept.get("scores")) if is_by_hand else None)
@@ -193,13 +180,7 @@ class Decoder(Captures):
     def _run_step(self, state: State, call: GenerateCall, model: nn.Module, forward: Callable) -> None:
         """Replay a step, which is captured if it is the first of its kind; or run it, if it cannot be captured."""
         device = state.token.device
-
-        def compute(forward: Callable[..., Any]) -> Tensor:
-            return state.compute(model, forward, call)
-
-        def finish(logits: Tensor) -> None:
-            state.finish(logits, call)
-
+        compute, finish = partial(state.compute, model, call), partial(state.finish, call)
         with self._lock:
             replay, _ = state.graphs.get(call.key, (None, None))
             if replay is None and call.key not in self._refused:
@@ -208,8 +189,8 @@ class Decoder(Captures):
                 try:
                     change = None if self._snapshot is None else self._snapshot.find_difference(model)
                     refuse_if((change is not None, f"its forward changes {change}"))
-                    is_first = not any(other.graphs for other in self._states)
-                    replay, _ = self._capture(forward, compute, finish, device, is_first, fuse_step)
+                    self._count()  # states may have dropped graphs
+                    replay, _ = self._capture(forward, compute, finish, device, fuse_step)
                     self.counts.captured += 1
                     state.remember(call, replay)
                 except Refused as refused:

@@ -13,61 +13,40 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from .calls import is_value, refuse_if
 
+_LIBRARY = GenerationMixin.__module__
 _LAYERS = DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer
 _INPUTS = {"attention_mask", "position_ids", "inputs_embeds", "use_cache", "tokenizer"}
 # Processors that a graph may have. The last one may look at the same token more than once: a step gives it repetitions.
 _IN_GRAPHS = {
-    "EpsilonLogitsWarper",
-    "InfNanRemoveLogitsProcessor",
-    "LogitNormalization",
-    "MinPLogitsWarper",
-    "SuppressTokensLogitsProcessor",
-    "TemperatureLogitsWarper",
-    "TopKLogitsWarper",
-    "TopPLogitsWarper",
-    "TypicalLogitsWarper",
+    *("EpsilonLogitsWarper", "MinPLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "TypicalLogitsWarper"),
+    *("InfNanRemoveLogitsProcessor", "LogitNormalization", "SuppressTokensLogitsProcessor", "TemperatureLogitsWarper"),
     "RepetitionPenaltyLogitsProcessor",
 }
 
 
 class GenerateCall:
-    """The arguments of one call of transformers' `_sample`, and their meaning.
+    """The arguments of one call of transformers' `_sample`, and their meaning."""
 
-    Attributes:
-        input_ids, processors, criteria, config, streamer, kwargs: The arguments.
-        options: Arguments of the forward that do not change.
-        max_length: The number of tokens at which it ends.
-        deadline: The time at which it ends, or None.
-        cache_name: The name of the cache's argument in this release of transformers.
-        cache: The cache of transformers.
-        is_filled: Whether the caller gets it.
-        windows: The sliding window of each layer, or None.
-        takes_masks_by_type: Whether the model takes a mask for each type of its layers, by name.
-        eos: The ids that end a sequence, or None.
-        pad: The token that continues finished sequences, or None.
-        by_hand: Why tokens are chosen outside of the graph, or None.
-        key: Equal for calls that one graph can serve.
-    """
+    max_length: int  # the number of tokens at which it ends
+    deadline: Optional[float] = None  # the time at which it ends
+    options: dict[str, Any]  # arguments of the forward that do not change
+    is_filled: bool  # whether the caller gets the cache
+    windows: tuple[Optional[int], ...]  # the sliding window of each layer
+    takes_masks_by_type: bool  # whether the model takes a mask for each type of its layers, by name
+    eos: Optional[Tensor] = None  # the ids that end a sequence
+    pad: Optional[Tensor]  # the token that continues finished sequences
+    by_hand: Optional[str]  # why tokens are chosen outside of the graph
+    key: Any  # equal for calls that one graph can serve
 
-    def __init__(
-        self,
-        model: Any,
-        own: Any,
-        input_ids: Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        streamer: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        """Understand the arguments of `own`, the `_sample` of the model.
-
-        Raises:
-            Refused: If transformers' own loop must run it.
-        """
-        self.input_ids, self.streamer, self.kwargs = input_ids, streamer, kwargs
-        self.processors, self.criteria = logits_processor, stopping_criteria
-        self.config = config = generation_config
+    def __init__(self, model: Any, own: Any, input_ids: Tensor, arguments: dict[str, Any]) -> None:
+        """Read the arguments of `own`, the `_sample` of the model. Raise `Refused` if that must run them."""
+        self.kwargs = kwargs = dict(arguments)
+        self.processors, self.criteria = kwargs.pop("logits_processor"), kwargs.pop("stopping_criteria")
+        self.config = config = kwargs.pop("generation_config")
+        self.input_ids, self.streamer = input_ids, kwargs.pop("streamer", None)
+        self.position_ids: Optional[Tensor] = kwargs.get("position_ids")
+        text_config = model.config.get_text_config(decoder=True)
+        # The name differs between releases of transformers.
         self.cache_name = next((name for name in ("cache", "past_key_values") if kwargs.get(name) is not None), "")
         self.cache = kwargs.get(self.cache_name)
         self.options = {
@@ -76,41 +55,29 @@ class GenerateCall:
             # transformers itself passes empty dictionaries, of encoders that have nothing to encode.
             if value is not None and not (type(value) is dict and not value) and name not in {*_INPUTS, self.cache_name}
         }
-        library, most = GenerationMixin.__module__, self.criteria.max_length
-        mask = kwargs.get("attention_mask")
-        implementation = model.config.get_text_config(decoder=True)._attn_implementation
+        self.max_length = self.criteria.max_length or 0
+        mask, asked = kwargs.get("attention_mask"), config.cache_implementation
+        implementation, is_static = text_config._attn_implementation, getattr(model, "_can_compile_fullgraph", False)
+        methods = own.__func__, type(model)._update_model_kwargs_for_generation
         outputs = ("output_attentions", "output_hidden_states", "is_assistant")
         refuse_if(
-            (own.__func__.__module__ != library, "its class has a decoding loop of its own"),
-            (
-                type(model)._update_model_kwargs_for_generation.__module__ != library,
-                "its class prepares the arguments of each step",
-            ),
+            *((method.__module__ != _LIBRARY, f"its class has its own {method.__name__}") for method in methods),
             (model.config.is_encoder_decoder, "it is an encoder with a decoder"),
-            (
-                not getattr(model, "_can_compile_fullgraph", False),
-                "transformers does not run its class with a static cache",
-            ),
+            (not is_static, "transformers does not run its class with a static cache"),
             (implementation not in ("sdpa", "eager"), f"its attention is {implementation}"),
             ("forward" in vars(model), "its forward was replaced by other code"),
             (model._forward_hooks or model._forward_pre_hooks, "it has hooks"),
             (not kwargs.get("use_cache") or self.cache is None, "it has no cache"),
             *((not is_value(value), f"the argument {name}") for name, value in self.options.items()),
             *((getattr(config, name, None), f"{name} is set") for name in outputs),
-            (most is None, "it has no maximal length"),
-            (most is not None and most < input_ids.shape[1] + 2, "it is about one token"),
-            (
-                config.cache_implementation not in (None, "static"),
-                f"the caller asked for a cache: {config.cache_implementation}",
-            ),
+            (not self.max_length, "it has no maximal length"),
+            (self.max_length < input_ids.shape[1] + 2, "it is about one token"),
+            (asked not in (None, "static"), f"the caller asked for a cache: {asked}"),
             (type(self.cache) not in (DynamicCache, StaticCache), f"its cache is a {type(self.cache).__name__}"),
             (mask is not None and mask.dim() != 2, "its attention mask is not one of tokens"),
         )
-        self.max_length: int = self.criteria.max_length
         self.is_filled = bool(config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False))
-        self.windows = self._windows(model.config.get_text_config(decoder=True))
-        self.deadline: Optional[float] = None
-        self.eos: Optional[Tensor] = None
+        self.windows = self._windows(text_config)
         keeps = config.return_dict_in_generate and (config.output_scores or config.output_logits)
         self.by_hand = "the caller gets scores or logits" if keeps else None
         for criterion in self.criteria:
@@ -121,7 +88,7 @@ class GenerateCall:
             elif type(criterion) is not MaxLengthCriteria:
                 self.by_hand = f"the stopping criterion {type(criterion).__name__} cannot be part of a graph"
         pads = any(hasattr(criterion, "eos_token_id") for criterion in self.criteria)
-        self.pad: Optional[Tensor] = config._pad_token_tensor if pads else None
+        self.pad = config._pad_token_tensor if pads else None
         keys = [_key_of(processor) for processor in self.processors]
         if None in keys:
             name = type(self.processors[keys.index(None)]).__name__
@@ -130,11 +97,7 @@ class GenerateCall:
         self.key = tuple(self.options.items()), None if self.by_hand else chosen
 
     def _windows(self, config: Any) -> tuple[Optional[int], ...]:
-        """Return the sliding window of each layer, of which the cache and a configuration know some.
-
-        Raises:
-            Refused: If a layer keeps something else, or has no room.
-        """
+        """Return the sliding window of each layer. Raise `Refused` if a layer keeps something else, or has no room."""
         cache, tokens = self.cache, self.input_ids.shape[1]
         embeddings, mask = self.kwargs.get("inputs_embeds"), self.kwargs.get("attention_mask")
         # A static layer does not know its window if it has less room, and a dynamic cache may have no layers yet.
@@ -144,18 +107,14 @@ class GenerateCall:
         types = set(getattr(config, "layer_types", None) or ())
         self.takes_masks_by_type = len(types) > 1
         cached = int(cache.get_seq_length())
+        keeps_all = any(getattr(layer, "record_past", False) for layer in cache.layers)
+        is_like_new = kinds == [layer.is_sliding for layer in layers]
         is_whole = embeddings is None and cached < tokens and (mask is None or mask.shape[1] == tokens)
         refuse_if(
             (cache.offloading, "its cache is offloaded"),
             *((type(layer) not in _LAYERS, f"its cache has a {type(layer).__name__}") for layer in cache.layers),
-            (
-                any(getattr(layer, "record_past", False) for layer in cache.layers),
-                "its cache keeps tokens outside of a sliding window",
-            ),
-            (
-                not layers or kinds != [layer.is_sliding for layer in layers],
-                "its cache has other layers than a new one of its model",
-            ),
+            (keeps_all, "its cache keeps tokens outside of a sliding window"),
+            (not layers or not is_like_new, "its cache has other layers than a new one of its model"),
             (len({*windows} - {None}) > 1, "its layers have different sliding windows"),
             (cached and not is_whole, "the cache holds tokens that the call does not have"),
             (types - {"full_attention", "sliding_attention"}, f"its attention has other masks: {', '.join(types)}"),

@@ -20,11 +20,7 @@ _KINDS = {False: "full_attention", True: "sliding_attention"}  # transformers' n
 class FixedLayer(CacheLayerMixin):
     """Keys and values of one layer, [batch, heads, capacity, elements], by position. Masks leave out old tokens."""
 
-    # Decides whether transformers compiles the model and makes masks for the whole memory.
-    is_compileable = False
-
     def __init__(self, like: Any, capacity: int, position: Tensor) -> None:
-        """Have memory of the shape of the layer `like`."""
         super().__init__()
         self.keys, self.values = (x.new_zeros((*x.shape[:2], capacity, x.shape[3])) for x in (like.keys, like.values))
         self.is_initialized, self._position = True, position
@@ -37,13 +33,6 @@ class FixedLayer(CacheLayerMixin):
             memory.index_copy_(2, self._position, states)
         return self.keys, self.values
 
-    def take(self, layer: Any, length: int) -> None:
-        """Copy the states of a layer of transformers that has cached `length` tokens, of which it may keep a window."""
-        kept = min(length, layer.keys.shape[2])
-        for memory, states in ((self.keys, layer.keys), (self.values, layer.values)):
-            # Attention gives the others a weight of zero, and zero times NaN is NaN.
-            memory.zero_()[:, :, length - kept : length] = states[:, :, :kept]
-
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.keys.shape[2], 0
 
@@ -55,18 +44,13 @@ class FixedLayer(CacheLayerMixin):
 
 
 class FixedCache(Cache):
-    """Keys and values of all layers. One graph serves every position, which is a tensor.
-
-    Attributes:
-        capacity: The number of tokens for which there is memory.
-        position: [1], the position of the token that the next step computes.
-        mask: [batch, 1, 1, capacity], whether a token is there, and is no padding.
-    """
+    """Keys and values of all layers. One graph serves every position, which is a tensor."""
 
     layers: Any
+    position: Tensor  # [1], of the token that the next step computes
+    mask: Tensor  # [batch, 1, 1, capacity], whether a token is there, and is no padding
 
-    def __init__(self, windows: Sequence[Optional[int]], like: Any, capacity: int) -> None:
-        """Have memory for `capacity` tokens, of the shape of another cache's."""
+    def __init__(self, windows: Sequence[Optional[int]], like: Cache, capacity: int) -> None:
         self.capacity = capacity
         self.position = torch.zeros(1, dtype=torch.long, device=like.layers[0].keys.device)
         self.mask = self.position.new_zeros((like.layers[0].keys.shape[0], 1, 1, capacity), dtype=torch.bool)
@@ -74,28 +58,17 @@ class FixedCache(Cache):
         self._windows = {_KINDS[window is not None]: window for window in windows}
         super().__init__(layers=[FixedLayer(layer, capacity, self.position) for layer in like.layers])
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [self.position, self.mask, *(x for layer in self.layers for x in (layer.keys, layer.values))]
-
-    def copy(self, smaller: "FixedCache") -> None:
-        """Copy the content of a smaller cache."""
-        for memory, before in zip(self.tensors, smaller.tensors):
-            memory[tuple(map(slice, before.shape))] = before
-
     def take(self, cache: Cache, attention_mask: Optional[Tensor]) -> None:
-        """Copy the content of a cache of transformers with the same layers.
-
-        Args:
-            cache: The cache.
-            attention_mask: [batch, tokens cached], zero for padding; None without padding.
-        """
+        """Copy the content of a cache with the same layers. The mask, [batch, tokens], is zero for padding."""
         length = int(cache.get_seq_length())
         self.position.fill_(length)
-        for layer, given in zip(self.layers, cache.layers):
-            layer.take(given, length)
         is_read = True if attention_mask is None else attention_mask[:, None, None, :length] != 0
         self.mask.zero_()[..., :length] = is_read
+        for own, given in zip(self.layers, cache.layers):
+            kept = min(length, given.keys.shape[2])  # of a sliding window
+            for memory, states in ((own.keys, given.keys), (own.values, given.values)):
+                # Attention gives the others a weight of zero, and zero times NaN is NaN.
+                memory.zero_()[:, :, length - kept : length] = states[:, :, :kept]
 
     def begin_step(self) -> dict[str, Tensor]:
         """Return the masks of the token at the position, by type of layer."""
@@ -113,29 +86,26 @@ class FixedCache(Cache):
 
 
 class State:
-    """The memory of the sequences of one call, and the graphs of steps on it.
+    """The memory of the sequences of one call, and the graphs of steps on it."""
 
-    Attributes:
-        cache: Keys and values.
-        kind: The number of sequences, and the other properties that compatible calls share.
-        ids: [batch, capacity + 1], their tokens, of which the first `length` are theirs, and the others repeat one.
-        length: [1].
-        token: [batch, 1], the last one.
-        unfinished: [batch], whether a sequence continues.
-        news: [batch + 1], read by the host after a step: the new tokens, and whether any sequence continues.
-        logits: [batch, vocabulary] in float32, of the last step, for calls that choose tokens outside of it.
-        position_ids: Of the next step, for models whose callers give them.
-        graphs: By the key of a call: a function that replays its step, and the owners of its inputs.
-    """
+    cache: FixedCache
+    kind: tuple  # the number of sequences, and the other properties that its calls share
+    ids: Tensor  # [batch, capacity + 1], tokens: the first `length` are the sequences', the others repeat one
+    length: Tensor  # [1]
+    token: Tensor  # [batch, 1], the last one
+    unfinished: Tensor  # [batch], whether a sequence continues
+    news: Tensor  # [batch + 1], read by the host after a step: the new tokens, and whether any sequence continues
+    logits: Optional[Tensor]  # [batch, vocabulary] in float32, if tokens are chosen outside of a step
+    position_ids: Optional[Tensor]  # of the next step, if the caller gives them
+    graphs: OrderedDict[Any, tuple[Callable[[], None], Any]]  # replays by the key of a call, and owners of inputs
 
     @torch.inference_mode(False)  # else the memory could not be written outside of inference mode
     def __init__(self, kind: tuple, call: GenerateCall, capacity: int, wait: Callable[[], None]) -> None:
-        """Have memory for `capacity` tokens. `wait` returns when the GPU has finished all graphs."""
+        """Allocate memory for `capacity` tokens. `wait` returns when the GPU has finished all graphs."""
         self.kind, self._wait = kind, wait
         self.cache = FixedCache(call.windows, call.cache, capacity)
-        self.graphs: OrderedDict[Any, tuple[Callable[[], None], Any]] = OrderedDict()
-        self.logits: Optional[Tensor] = None
-        self.position_ids: Optional[Tensor] = None
+        self.graphs, self.logits = OrderedDict(), None
+        self.position_ids = None if call.position_ids is None else call.position_ids[..., -1:].clone()
         self.length = torch.zeros_like(self.cache.position)
         self.ids = self.length.new_zeros(kind[0], capacity + 1)
         self.token = self.length.new_zeros(kind[0], 1)
@@ -144,44 +114,32 @@ class State:
 
     @property
     def bytes(self) -> int:
-        return sum(x.nbytes for x in (*self.cache.tensors, self.ids, self.logits) if x is not None)
+        cached = (x for layer in self.cache.layers for x in (layer.keys, layer.values))
+        return sum(x.nbytes for x in (*cached, self.cache.mask, self.ids, self.logits) if x is not None)
 
     @torch.inference_mode(False)
     def begin(self, call: GenerateCall, tokens: Tensor) -> None:
-        """Prepare for steps after the prefill and the first token.
-
-        Args:
-            call: Its cache has the content of the prefill.
-            tokens: [batch, tokens], all of them with the first new one.
-        """
+        """Prepare for steps after the prefill, which is in the call's cache. `tokens` end with the first new one."""
         self.cache.take(call.cache, call.kwargs.get("attention_mask"))
         self.ids.copy_(tokens[:, -1:].expand_as(self.ids))
         self.ids[:, : tokens.shape[1]] = tokens
         self.length.fill_(tokens.shape[1])
         self.token.copy_(tokens[:, -1:])
         self.unfinished.fill_(True)
-        given = call.kwargs.get("position_ids")
-        following = None if given is None else given[..., -1:] + 1
-        if getattr(following, "shape", None) != getattr(self.position_ids, "shape", None):
-            self._clear()
-            self.position_ids = following
-        elif following is not None:
-            self.position_ids.copy_(following)
+        if self.position_ids is not None:
+            self.position_ids.copy_(call.position_ids[..., -1:] + 1)
 
     @torch.inference_mode(False)
     def resize(self, call: GenerateCall, capacity: int) -> None:
         """Make room for more tokens, without the graphs."""
         if capacity <= self.cache.capacity:
             return
-        self._clear()
-        before, self.cache = self.cache, FixedCache(call.windows, self.cache, capacity)
-        self.cache.copy(before)
-        more = self.ids[:, -1:].expand(-1, capacity + 1 - self.ids.shape[1])  # the first new token, or a later one
-        self.ids = torch.cat((self.ids, more), 1)
-
-    def _clear(self) -> None:
         self._wait()
         self.graphs.clear()
+        before, self.cache = self.cache, FixedCache(call.windows, self.cache, capacity)
+        self.cache.take(before, before.mask[:, 0, 0])
+        more = self.ids[:, -1:].expand(-1, capacity + 1 - self.ids.shape[1])  # the first new token, or a later one
+        self.ids = torch.cat((self.ids, more), 1)
 
     def remember(self, call: GenerateCall, replay: Callable[[], None]) -> None:
         self.graphs[call.key] = replay, (call.processors, call.eos, call.pad)
@@ -189,7 +147,7 @@ class State:
             self._wait()
             self.graphs.popitem(last=False)
 
-    def compute(self, model: Any, forward: Callable[..., Any], call: GenerateCall) -> Tensor:
+    def compute(self, model: Any, call: GenerateCall, forward: Callable[..., Any]) -> Tensor:
         """Return the logits, [batch, vocabulary], of the token after the present one, which is cached.
 
         This and `finish` are all of one step, on the device, and captured by a graph. This alone may be repeated.
@@ -212,7 +170,7 @@ class State:
         )
         return forward(**inputs, return_dict=True).logits[:, -1]
 
-    def finish(self, logits: Tensor, call: GenerateCall) -> None:
+    def finish(self, call: GenerateCall, logits: Tensor) -> None:
         """Choose a token by its logits, and find out which sequences end; or keep the logits."""
         self.cache.position.add_(1)
         if self.position_ids is not None:

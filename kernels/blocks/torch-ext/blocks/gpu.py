@@ -13,10 +13,8 @@ from torch import nn
 
 from .calls import Refused
 
-# Only one thread may capture at a time: captures share the state of the random number generator.
-_capturing = threading.Lock()
-# Graphs whose captures Torch could not end. Its allocator goes on referring to them.
-_broken: list[torch.cuda.CUDAGraph] = []
+_capturing = threading.Lock()  # captures share the state of the random number generator
+_broken: list[torch.cuda.CUDAGraph] = []  # Torch could not end their captures, and its allocator refers to them
 
 
 class Gpu:
@@ -64,8 +62,7 @@ class Gpu:
     def capture(self, run: Callable[[], Any], pool: Any, device: torch.device) -> tuple[Callable[[], None], Any, int]:
         """Capture `run`. Return a function that repeats it, the result of `run`, and the memory that it took.
 
-        Raises:
-            Refused: If it cannot be captured. Torch and CUDA are as before then.
+        Raise `Refused` if it cannot be captured. Torch and CUDA are as before then.
         """
         if self._stream is None:
             # Not Torch's one stream for captures: cuBLAS has a workspace for each stream, and graphs that are captured
@@ -73,12 +70,15 @@ class Gpu:
             self._stream = torch.cuda.Stream(device)
         graph = torch.cuda.CUDAGraph()
         cause: Optional[BaseException] = None
+        # The weights that autocast caches would be freed when its context ends.
+        is_autocast, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+        autocast = torch.autocast("cuda", dtype, is_autocast, cache_enabled=False)
         # Other threads may allocate and wait meanwhile.
         capture = torch.cuda.graph(graph, pool, self._stream, capture_error_mode="thread_local")
         with _capturing:
             try:
                 # `graph` leaves its stream current if it fails to end the capture: the outer context resets it.
-                with torch.cuda.stream(torch.cuda.current_stream(device)), capture, _autocast_without_cache():
+                with torch.cuda.stream(torch.cuda.current_stream(device)), capture, autocast:
                     before = torch.cuda.memory_reserved(device)
                     try:
                         output = run()
@@ -144,19 +144,12 @@ def on_device_of(model: nn.Module) -> AbstractContextManager:
     return torch.cuda.device(weight.device) if weight is not None and weight.is_cuda else nullcontext()
 
 
-def _autocast_without_cache() -> AbstractContextManager:
-    """Return a context for a capture: the weights that autocast caches are freed when its context ends."""
-    if not torch.is_autocast_enabled("cuda"):
-        return nullcontext()
-    return torch.autocast("cuda", dtype=torch.get_autocast_dtype("cuda"), cache_enabled=False)
-
-
 def _end_capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> bool:
     """Let Torch finish a capture that CUDA has ended with an error. Return whether that worked.
 
     `capture_end` raises CUDA's error before it tells the allocator and the random number generator that the capture is
-    over. Then random numbers, and memory that several streams use, would be in the state of a capture for ever. It gets
-    as far as that if it ends another, empty capture of the same stream.
+    over, which would stay in the state of a capture. It gets as far as that if it ends another, empty capture of the
+    same stream.
     """
     try:
         driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")

@@ -1,9 +1,10 @@
 """Decides for every call of a model whether it replays a CUDA graph, captures one, or runs eagerly."""
 
 import contextlib
+import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -11,59 +12,108 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_unflatten
 
-from .calls import Call, Refused, is_value, take_apart
-from .captures import Captures
+from .calls import Call, Refused, is_value, refuse_if, take_apart
+from .fusions import fuse
 from .gpu import Gpu, on_device_of
 from .kernel_set import PLAIN_TENSORS, is_forward_mode, is_transformed
-from .report import Report
+from .recording import Recording
+from .report import GraphCounts, Report
 from .snapshots import Snapshot
 
 LIMIT = 8
-# Shapes that were met but have no graph: enough for a loop over some buckets, and small.
-_REMEMBERED = 64
+_REMEMBERED = 64  # shapes, also without graphs: enough for a loop over some buckets, and small
 # After so many forwards in a row that change the model, it is looked at again once in so many calls.
 _CHANGES, _PERIOD = 4, 32
 
 
+class Captures:
+    """The graphs of one model, all of them captured in the same state of the model, and their counts for the report."""
+
+    def __init__(self, cls: type, report: Report, gpu: Optional[Gpu] = None) -> None:
+        self.counts = GraphCounts()
+        self._cls, self._report, self._gpu = cls, report, gpu or Gpu()
+        self._lock, self._thread = threading.RLock(), threading.local()
+        self._pool: Any = None
+        self._pool_bytes = 0
+        self._snapshot: Optional[Snapshot] = None
+
+    def remove(self) -> None:
+        """Free all graphs. Calls that come later begin anew."""
+        with self._lock:
+            self._forget()
+            self._gpu.release()
+
+    def _forget(self) -> None:
+        """Drop everything that was found out about the model, when the GPU has finished."""
+        raise NotImplementedError
+
+    def _device_of(self, model: nn.Module) -> torch.device:
+        """Return the device of a model. Raise `Refused` if nothing can be captured or replayed there now."""
+        weight = next(model.parameters(), None)
+        if weight is None or weight.device.type != self._gpu.type:
+            if self._snapshot is not None:
+                self.remove()
+            self.counts.note = "the model is not on a CUDA device"
+            raise Refused(self.counts.note)
+        obstacle = self._gpu.find_obstacle(weight.device)
+        refuse_if((obstacle, obstacle))
+        return weight.device
+
+    def _check_state(self, model: nn.Module, device: torch.device) -> Optional[str]:
+        """Drop the graphs if the model has changed. Return the name of the change, or None.
+
+        This cannot wait until the replay is launched: a graph of an outdated state may write to tensors that outlive
+        it, and may read indices out of range, after which CUDA is of no use to the process.
+        """
+        difference = None if self._snapshot is None else self._snapshot.find_difference(model)
+        if difference is not None:
+            self._forget()
+        if self._snapshot is None:
+            self._snapshot = Snapshot(model, device)
+            self.counts.note = self._snapshot.obstacle
+        refuse_if((self._snapshot.obstacle, self._snapshot.obstacle))
+        return None if difference is None else f"the model has changed: {difference}"
+
+    def _capture(
+        self, forward: Callable, call: Callable, finish: Callable, device: torch.device, *passes: Callable
+    ) -> tuple[Callable[[], None], Any]:
+        """Capture `finish(call(forward))`, with kernels, and by `passes` others, in place of the forward's operations.
+
+        Return a function that repeats it, and the result. Raise `Refused` if it cannot be captured.
+        """
+        if not self.counts.held:  # the memory of a pool without graphs is gone
+            self._pool, self._pool_bytes = self._gpu.new_pool(), 0
+        recording = Recording(self._cls)
+        call(lambda *args, **kwargs: recording.record(forward, args, kwargs))
+        refuse_if((recording.writes_inputs, "it cannot be captured: it writes into its arguments"))
+        self._report.add(recording.module.graph, fuse(recording.module), self._cls)
+        for replace in passes:
+            replace(recording.module)
+        replay, result, used = self._gpu.capture(lambda: finish(call(recording.run)), self._pool, device)
+        self._pool_bytes += used
+        return replay, result
+
+
 @dataclass
-class _Graph:
-    """A captured call.
+class _Shape:
+    """The calls that one graph can serve."""
 
-    Attributes:
-        replay: Runs it on `inputs`, into the tensors of `output`.
-        inputs: For each tensor of the call: where its contents go.
-        output: The structure of the result, with references in place of caches.
-    """
+    caches: int  # in their key
+    # By cache, as of the first call. A snapshot holds a cache's tensors, and goes with the cache.
+    states: "weakref.WeakKeyDictionary[Any, Snapshot]"
+    replay: Optional[Callable[[], None]] = None  # from the second call on
+    inputs: Sequence[Tensor] = ()  # for each tensor of a call: where its contents go
+    output: Any = None  # the structure of the result, with references in place of caches
+    refused: Optional[str] = None  # why there is no graph
 
-    replay: Callable[[], None]
-    inputs: list[Tensor]
-    output: Any
-
-    def launch(self) -> Any:
+    def launch(self, replay: Callable[[], None]) -> Any:
         def take_out(leaf: Any) -> Any:
             if isinstance(leaf, Tensor):
                 return leaf.clone()
             return leaf() if isinstance(leaf, weakref.ref) else leaf
 
-        self.replay()
+        replay()
         return tree_map(take_out, self.output)
-
-
-@dataclass
-class _Shape:
-    """The calls that one graph can serve.
-
-    Attributes:
-        caches: The number of caches in their key.
-        states: By cache, as of the first call. A snapshot holds a cache's tensors, and goes with the cache.
-        graph: From the second call on.
-        refused: Why there is none.
-    """
-
-    caches: int
-    states: "weakref.WeakKeyDictionary[Any, Snapshot]"
-    graph: Optional[_Graph] = None
-    refused: Optional[str] = None
 
 
 class GraphRunner(Captures):
@@ -73,8 +123,7 @@ class GraphRunner(Captures):
         super().__init__(type(model), report, gpu)
         self._limit = limit
         self._shapes: OrderedDict[Any, _Shape] = OrderedDict()  # the last used one last
-        self._calls = 0
-        self._changes = 0  # calls in a row that found the model changed
+        self._calls = self._changes = 0  # changes: calls in a row that found the model changed
         self._change = ""
         if "forward" in vars(model) and "_hf_hook" not in vars(model):
             self.counts.note = "its forward was replaced by other code"
@@ -118,12 +167,12 @@ class GraphRunner(Captures):
             self._shapes.move_to_end(call.key)
             if shape.refused is not None:
                 raise Refused(shape.refused)
-            if shape.graph is not None:
+            if shape.replay is not None:
                 with self._gpu.in_order(call.device):
-                    for static, tensor in zip(shape.graph.inputs, call.tensors):
+                    for static, tensor in zip(shape.inputs, call.tensors):
                         static.copy_(tensor)
                     self.counts.replays += 1
-                    return shape.graph.launch()
+                    return shape.launch(shape.replay)
             if hasattr(self._thread, "has_run"):
                 try:
                     return self._capture_call(shape, call, forward)
@@ -131,9 +180,8 @@ class GraphRunner(Captures):
                     shape.refused = str(refused)
                     raise
         states = weakref.WeakKeyDictionary({cache: Snapshot(cache, call.device) for cache in call.caches.values()})
-        self.counts.eager[
-            change or ("the first call of its shape" if shape is None else "the first call in its thread")
-        ] += 1
+        first = "the first call of its shape" if shape is None else "the first call in its thread"
+        self.counts.eager[change or first] += 1
         result = forward(*args, **kwargs)
         # cuBLAS and cuDNN make a handle at their first use in a thread, which a capture does not allow.
         self._thread.has_run = True
@@ -158,21 +206,18 @@ class GraphRunner(Captures):
         statics = iter(inputs)
         leaves = [next(statics) if type(leaf) in PLAIN_TENSORS else leaf for leaf in call.leaves]
         args, kwargs = tree_unflatten(leaves, call.structure)
-        replay, output = self._capture(
-            forward, lambda run: run(*args, **kwargs), lambda output: output, call.device, not self._held()
-        )
-        graph = _Graph(replay, inputs, _output_of(output, call.caches))
-        del output
+        replay, output = self._capture(forward, lambda run: run(*args, **kwargs), lambda output: output, call.device)
+        shape.inputs, shape.output = inputs, _output_of(output, call.caches)
         with self._gpu.in_order(call.device):
-            result = graph.launch()
-        shape.graph = graph
+            result = shape.launch(replay)
+        shape.replay = replay
         self.counts.captured += 1
         self._drop(*self._held()[: -self._limit])
         return result
 
     def _held(self) -> list[Any]:
         """Return the keys of graphs, the last used one last."""
-        return [key for key, shape in self._shapes.items() if shape.graph is not None]
+        return [key for key, shape in self._shapes.items() if shape.replay is not None]
 
     def _drop(self, *keys: Any) -> None:
         """Drop the graphs of some keys, and count the others."""
@@ -180,10 +225,9 @@ class GraphRunner(Captures):
             self._gpu.wait()
         for key in keys:
             self._shapes.pop(key, None)
-        graphs = [self._shapes[key].graph for key in self._held()]
-        self.counts.held = len(graphs)
-        self.counts.memory = sum(static.nbytes for graph in graphs if graph is not None for static in graph.inputs)
-        self.counts.memory += self._pool_bytes if graphs else 0
+        self.counts.held = len(self._held())
+        inputs = [static.nbytes for shape in self._shapes.values() for static in shape.inputs]
+        self.counts.memory = sum(inputs) + (self._pool_bytes if self.counts.held else 0)
 
     def _forget(self) -> None:
         self._drop(*self._shapes)
@@ -191,11 +235,7 @@ class GraphRunner(Captures):
 
 
 def _output_of(output: Any, caches: dict[str, Any]) -> Any:
-    """Return the structure of a captured output.
-
-    Raises:
-        Refused: If it holds something that a replay cannot make.
-    """
+    """Return the structure of a captured output. Raise `Refused` if it holds something that a replay cannot make."""
     known = {id(cache) for cache in caches.values()}
 
     def check(leaf: Any) -> Any:

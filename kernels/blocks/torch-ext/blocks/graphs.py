@@ -1,9 +1,8 @@
 """Models whose forward, and whose `generate`, ask for CUDA graphs first: classes derived from the model's own.
 
-A replay starts all kernels of a forward with one launch, so the host no longer limits the speed. It repeats the
-captured operations and runs no Python of the model. A graph therefore serves only calls whose arguments differ in the
-contents of tensors alone (`calls.py`), while the model is in the captured state (`snapshots.py`). Everything else runs
-the model's own forward, and the counts show the reasons.
+A replay repeats the captured operations and runs no Python of the model. A graph therefore serves only calls whose
+arguments differ in the contents of tensors alone (`calls.py`), while the model is in the captured state
+(`snapshots.py`). Everything else runs the model's own forward, and the counts show the reasons.
 """
 
 import functools
@@ -30,13 +29,10 @@ decoders: "weakref.WeakKeyDictionary[nn.Module, Any]" = weakref.WeakKeyDictionar
 
 
 def add_graphs(model: nn.Module, report: Report) -> GraphCounts:
-    """Let a model capture and replay CUDA graphs. Return their counts, which go on.
-
-    The operations that the kernels replace in graphs are added to the report.
-    """
+    """Let a model capture and replay CUDA graphs, which add to the report. Return their counts, which go on."""
     if model not in runners:
         runners[model] = GraphRunner(model, report)
-        _derive(model)
+        _set_class(model, _with_graphs(type(model)))
     return runners[model].counts
 
 
@@ -50,7 +46,7 @@ def add_generation(model: nn.Module, report: Report) -> dict[str, GraphCounts]:
             from .generation import Decoder  # it imports transformers
 
             decoders[module] = Decoder(type(module), report)
-            _derive(module)
+            _set_class(module, _with_graphs(type(module)))
         return {type(module).__name__: decoders[module].counts}
     return {}
 
@@ -77,11 +73,6 @@ class _Derived:
         return object.__new__, (self._blocks_original,), *reduced[2:]
 
 
-def _derive(model: nn.Module) -> None:
-    if not isinstance(model, _Derived):
-        _set_class(model, _with_graphs(type(model)))
-
-
 def _set_class(module: nn.Module, cls: Any) -> None:
     """Set the class of a module, and of its forward where wrappers keep that bound."""
     # The hooks of accelerate, which move weights between devices, keep the bound forward that they found, and leave it
@@ -97,6 +88,8 @@ def _set_class(module: nn.Module, cls: Any) -> None:
 @functools.cache
 def _with_graphs(cls: Any) -> Any:
     """Return a class that looks like `cls`, whose forward and loops of `generate` ask for graphs first."""
+    if issubclass(cls, _Derived):
+        return cls
 
     # Libraries ask for the parameters of a model's forward: `wraps` keeps them.
     @functools.wraps(cls.forward)
@@ -108,31 +101,24 @@ def _with_graphs(cls: Any) -> Any:
         return runner.call(self, MethodType(cls.forward, self), args, kwargs)
 
     attributes = {"forward": forward, "_blocks_original": cls}
-    attributes |= {name: _counting(cls, name) for name in _OTHER_LOOPS if hasattr(cls, name)}
-    if hasattr(cls, "_sample"):
-        # `generate` takes this method from the class, and reads its parameters.
-        @functools.wraps(cls._sample)
-        def sample(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            decoder = decoders.get(self)
-            if decoder is None or is_off():
-                return cls._sample(self, *args, **kwargs)
-            with on_device_of(self):
-                own = MethodType(cls._sample, self)
-                return decoder.sample(self, MethodType(cls.forward, self), own, *args, **kwargs)
-
-        attributes["_sample"] = sample
+    attributes |= {name: _loop(cls, name) for name in ("_sample", *_OTHER_LOOPS) if hasattr(cls, name)}
     # The names stay: libraries compare them, to place a model's blocks on devices for example.
     attributes |= {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(cls)(cls.__name__, (_Derived, cls), attributes)
 
 
-def _counting(cls: type, name: str) -> Callable[..., Any]:
-    method = getattr(cls, name)
+def _loop(cls: Any, name: str) -> Callable[..., Any]:
+    own = getattr(cls, name)
 
-    @functools.wraps(method)
-    def counting(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self in decoders:
-            decoders[self].counts.eager[_OTHER_LOOPS[name]] += 1
-        return method(self, *args, **kwargs)
+    # `generate` takes this method from the class, and reads its parameters.
+    @functools.wraps(own)
+    def loop(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        decoder = None if is_off() else decoders.get(self)
+        if decoder is not None and name == "_sample":
+            with on_device_of(self):
+                return decoder.sample(self, MethodType(cls.forward, self), MethodType(own, self), *args, **kwargs)
+        if decoder is not None:
+            decoder.counts.eager[_OTHER_LOOPS[name]] += 1
+        return own(self, *args, **kwargs)
 
-    return counting
+    return loop

@@ -1,9 +1,9 @@
 """The kernels that this package depends on, which the client loads with it, and when they may be called."""
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ def _metadata(package: Path) -> dict[str, Any]:
 _REPOSITORIES = [depend["repo-id"] for depend in _metadata(Path(__file__).parent)["kernel-depends"]]
 KERNELS = {repo_id.partition("/")[2]: get_kernel_dep(repo_id) for repo_id in _REPOSITORIES}
 
-adaln, decode, geglu, loss = (KERNELS[name] for name in ("adaln", "decode", "geglu", "loss"))
-rmsnorm, rope3d = KERNELS["rmsnorm"], KERNELS["rope3d"]
+_NAMES = ("adaln", "decode", "geglu", "loss", "rmsnorm", "rope3d")
+adaln, decode, geglu, loss, rmsnorm, rope3d = (KERNELS[name] for name in _NAMES)
 is_forward_mode = rmsnorm.derivatives.is_forward_mode
 is_transformed = rmsnorm.derivatives.is_transformed
 
@@ -36,19 +36,15 @@ VERSIONS = {
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
-_thread = threading.local()
-
-
-def is_off() -> bool:
-    """Return whether accelerated models run as they were, in this thread."""
-    return getattr(_thread, "is_off", False)
+_off: ContextVar[bool] = ContextVar("off", default=False)
+is_off = _off.get
 
 
 @contextmanager
 def off() -> Iterator[None]:
-    """Let accelerated models run as they were, in this thread."""
-    _thread.is_off = True
+    """Let accelerated models run as they were, in this thread: `is_off()` is true."""
+    token = _off.set(True)
     try:
         yield
     finally:
-        _thread.is_off = False
+        _off.reset(token)

@@ -40,15 +40,11 @@ class Snapshot:
     processors, adapters' scales). It compares by identity, then by value, and the addresses of tensors. The contents
     of tensors on the GPU are left out, because a graph reads them anew; tensors on other devices are compared by their
     version. The card names the changes that are not noticed.
-
-    Attributes:
-        obstacle: Why no graph can be captured in this state, or None.
     """
 
     def __init__(self, root: Any, device: torch.device) -> None:
         """Take a snapshot of `root`, which graphs on `device` read. `root` itself is not kept alive."""
-        self.obstacle: Optional[str] = None
-        self._obstacle_at = ""  # the path of a module
+        self.obstacle = _obstacle_in(root, device)  # why no graph can be captured in this state, or None
         self._device = device
         self._root_class = type(root)
         self._root_attributes = _attributes_of_root(root)
@@ -58,7 +54,8 @@ class Snapshot:
         self._owners: list[Any] = []
         self._keys: list[Any] = []
         self._tensors: list[Tensor] = []  # each is `owner[key]`
-        self._walk(root)
+        if self.obstacle is None:
+            self._walk(root)
         kinds = (next(kind for kind in (dict, list, set) if isinstance(x, kind)) for x in self._containers)
         self._copies: list[Any] = [kind(container) for kind, container in zip(kinds, self._containers)]
         self._classes = list(map(type, self._modules))
@@ -69,16 +66,10 @@ class Snapshot:
         self._on_host = [(tensor, tensor._version) for tensor in on_host]
 
     def find_difference(self, root: Any) -> Optional[str]:
-        """Return the name of a changed part of `root`, from which the snapshot was taken, or None.
-
-        With an obstacle, only its end is a change: nothing else matters then, and the walk ended at it.
-        """
+        """Return the name of a changed part of `root`, or None. With an obstacle, only its end is a change."""
         if self.obstacle is not None:
-            with contextlib.suppress(AttributeError):
-                module = root.get_submodule(self._obstacle_at)
-                if _obstacle_in(module, self._obstacle_at, self._device) == self.obstacle:
-                    return None
-            return f"{self.obstacle!r} is no longer true"
+            is_there = _obstacle_in(root, self._device) == self.obstacle
+            return None if is_there else f"{self.obstacle!r} is no longer true"
         now, then = _attributes_of_root(root), self._root_attributes
         # This runs before every replay: each line is a loop in C over a whole model. `==` of different tensors, or of
         # NumPy's arrays, raises an error unless they have one element, whose identity the lines after it compare.
@@ -129,10 +120,6 @@ class Snapshot:
                     part = "" if key in ("_modules", *_WEIGHTS) else key
                     waiting.append((value, f"{name}.{part}".strip(".")))
 
-        for name, module in root.named_modules() if isinstance(root, nn.Module) else ():
-            self.obstacle, self._obstacle_at = _obstacle_in(module, name, self._device), name
-            if self.obstacle is not None:
-                return
         look_into(self._root_attributes, "")
         while waiting:
             value, name = waiting.popleft()
@@ -154,32 +141,31 @@ def _entries_of(container: Any) -> dict[Any, Any]:
     return container if isinstance(container, dict) else dict(enumerate(container))
 
 
-def _obstacle_in(module: nn.Module, name: str, device: torch.device) -> Optional[str]:
-    attributes = vars(module)
-    wrapper = _WRAPPERS.intersection(cls.__name__ for cls in type(module).__mro__)
-    if wrapper:
-        return f"{name or 'it'} is a {min(wrapper)}"
-    if "_parameters" not in attributes:
-        return f"{name or 'it'} is a {type(module).__name__}, whose state Python does not see"
-    if name and ("_hf_hook" in attributes or any(attributes[key] for key in _HOOKS)):
-        return f"{name} has hooks"
-    if name and "forward" in attributes:
-        return f"the forward of {name} was replaced by other code"
-    for key, tensor in ((key, tensor) for kind in _WEIGHTS for key, tensor in attributes[kind].items()):
-        if tensor is not None and type(tensor) not in PLAIN_TENSORS:
-            return f"{name}.{key} is a {type(tensor).__name__}".lstrip(".")
-        if tensor is not None and tensor.device != device:
-            return f"{name}.{key} is on {tensor.device}, other parameters on {device}".lstrip(".")
+def _obstacle_in(root: Any, device: torch.device) -> Optional[str]:
+    """Return why the first module below `root` that cannot be captured cannot, or None."""
+    for name, module in root.named_modules() if isinstance(root, nn.Module) else ():
+        attributes = vars(module)
+        wrapper = _WRAPPERS.intersection(cls.__name__ for cls in type(module).__mro__)
+        if wrapper:
+            return f"{name or 'it'} is a {min(wrapper)}"
+        if "_parameters" not in attributes:
+            return f"{name or 'it'} is a {type(module).__name__}, whose state Python does not see"
+        if name and ("_hf_hook" in attributes or any(attributes[key] for key in _HOOKS)):
+            return f"{name} has hooks"
+        if name and "forward" in attributes:
+            return f"the forward of {name} was replaced by other code"
+        for key, tensor in ((key, tensor) for kind in _WEIGHTS for key, tensor in attributes[kind].items()):
+            if tensor is not None and type(tensor) not in PLAIN_TENSORS:
+                return f"{name}.{key} is a {type(tensor).__name__}".lstrip(".")
+            if tensor is not None and tensor.device != device:
+                return f"{name}.{key} is on {tensor.device}, other parameters on {device}".lstrip(".")
     return None
 
 
 def _attributes_of_root(root: Any) -> dict[str, Any]:
-    left_out = _NOT_READ | _AROUND_THE_ROOT if isinstance(root, nn.Module) else set()
-    return {key: value for key, value in vars(root).items() if key not in left_out and not _is_method(value, root)}
-
-
-def _is_method(value: Any, root: Any) -> bool:
-    return type(value) is types.MethodType and value.__self__ is root
+    left_out = {key for key, value in vars(root).items() if type(value) is types.MethodType and value.__self__ is root}
+    left_out |= _NOT_READ | _AROUND_THE_ROOT if isinstance(root, nn.Module) else set()
+    return {key: value for key, value in vars(root).items() if key not in left_out}
 
 
 def _is_same(now: Any, then: Any) -> bool:
