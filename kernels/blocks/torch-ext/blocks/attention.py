@@ -5,37 +5,35 @@ each head of the query. Where transformers may not look at position ids, as in a
 are of several texts.
 """
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.fx import Node
-from torch.fx.node import map_arg
+from torch.cuda import get_device_capability
+from torch.fx import GraphModule, Interpreter, Node
 
 from .editing import Editor, fits
 from .matching import argument, changes, is_tensor, operation, shape_of, value
 
 _RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "bernoulli", "multinomial", "dropout"}
 _LONGEST = 1000  # operations that make a mask
+_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
 def drop_causal_mask(editor: Editor, node: Node) -> None:
     """Call attention without a mask, if its mask is that of causal attention over the same tokens."""
     if operation(node) != "scaled_dot_product_attention":
         return
-    mask = argument(node, 3, "attn_mask")
-    if not is_tensor(mask) or argument(node, 5, "is_causal", False):
-        return
-    query, key = node.args[:2] if len(node.args) > 1 else (node.kwargs.get("query"), node.kwargs.get("key"))
-    shape = shape_of(query)[-2], shape_of(key)[-2]
-    if shape[0] != shape[1]:
+    query, key, _, mask = (argument(node, index, name) for index, name in enumerate(_NAMES[:4]))
+    tokens = shape_of(query)[-2]
+    if not is_tensor(mask) or argument(node, 5, "is_causal", False) or shape_of(key)[-2] != tokens:
         return
     if mask not in editor.causal:  # a mask of many tokens is large, and all layers have the same
-        editor.causal[mask] = _is_causal(constant(mask), shape[0])
-    if not editor.causal[mask]:
-        return
-    _call_with(node, attn_mask=None, is_causal=True)
-    editor.erase_unused(mask)
+        made = _constant(editor.module, mask)
+        is_square = made is not None and made.dtype == torch.bool and made.shape[-2:] == (tokens, tokens)
+        editor.causal[mask] = is_square and bool((made == made.new_ones(tokens, tokens).tril()).all())
+    if editor.causal[mask]:
+        _call_with(node, attn_mask=None, is_causal=True)
+        editor.erase_unused(mask)
 
 
 def group_heads(editor: Editor, node: Node) -> None:
@@ -50,16 +48,13 @@ def group_heads(editor: Editor, node: Node) -> None:
     memory = [unrepeated(copy) for copy in copies]
     if any(part is copy for part, copy in zip(memory, copies)) or not editor.may_join(copies, node):
         return
-    if not fits(query) or (value(query).is_cuda and not _is_fused(value(query))):
+    is_small = fits(query, torch.float16, torch.bfloat16) and shape_of(query)[-1] <= 256
+    device = value(query).device
+    if not fits(query) or (device.type == "cuda" and not (is_small and get_device_capability(device) >= (8, 0))):
         return
     _call_with(node, **dict(zip(_NAMES[1:], memory)), enable_gqa=True)
     for copy in copies:
         editor.erase_unused(copy)
-
-
-def _is_fused(query: Tensor) -> bool:
-    is_new = torch.cuda.get_device_capability(query.device) >= (8, 0)
-    return is_new and query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] <= 256
 
 
 def unrepeated(states: Any) -> Any:
@@ -71,21 +66,12 @@ def unrepeated(states: Any) -> Any:
     return states
 
 
-_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-
-
 def _call_with(node: Node, **changed: Any) -> None:
     node.kwargs = {**node.kwargs, **dict(zip(_NAMES, node.args)), **changed}
     node.args = ()
 
 
-def _is_causal(mask: Optional[Tensor], tokens: Any) -> bool:
-    if mask is None or mask.dtype != torch.bool or mask.shape[-2:] != (tokens, tokens):
-        return False
-    return bool((mask == mask.new_ones(tokens, tokens).tril()).all())
-
-
-def constant(node: Node) -> Optional[Tensor]:
+def _constant(module: GraphModule, node: Node) -> Any:
     """Return the value of a node that depends on constants alone; None for any other node."""
     order: dict[Node, None] = {}
     pending = [node]
@@ -96,10 +82,7 @@ def constant(node: Node) -> Optional[Tensor]:
             return None
         order[part] = None
         pending += [operand for operand in part.all_input_nodes if operand not in order]
-    values: dict[Node, Any] = {}
+    interpreter = Interpreter(module)
     for part in sorted(order):
-        args = map_arg(part.args, values.__getitem__)
-        kwargs = map_arg(part.kwargs, values.__getitem__)
-        call = getattr(type(args[0]), part.target) if part.op == "call_method" else part.target
-        values[part] = call(*args, **kwargs)
-    return values[node]
+        interpreter.env[part] = interpreter.run_node(part)
+    return interpreter.env[node]

@@ -28,7 +28,7 @@ def fuse_step(module: GraphModule) -> None:
     for replace in (_attend, _join_gate, _join_residual):
         for node in editor.nodes():
             replace(editor, node)
-    for node in reversed(list(editor.nodes())):
+    for node in editor.nodes(iter):
         _multiply(editor, node)
     module.graph.lint()
 
@@ -37,8 +37,7 @@ def _product(node: Any, users: Optional[int] = None) -> Optional[tuple[Node, Nod
     """Return the input, the weight and the bias of a product that the kernels compute, or None."""
     if operation(node) != "linear" or node.target is decode.linear or (users is not None and len(node.users) != users):
         return None
-    x, weight = node.args[:2]
-    bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
+    x, weight, bias = (argument(node, index, name) for index, name in enumerate(("input", "weight", "bias")))
     is_one_dtype = all(fits(part, dtype_of(x)) for part in (node, x, weight, bias) if part is not None)
     has_few_rows = 0 < math.prod(shape_of(x)[:-1]) <= _ROWS and shape_of(x)[-1] > 0
     return (x, weight, bias) if is_one_dtype and has_few_rows else None
@@ -46,10 +45,8 @@ def _product(node: Any, users: Optional[int] = None) -> Optional[tuple[Node, Nod
 
 def _are_constant(editor: Editor, *weights: Node) -> bool:
     # Nothing writes the parameters of a model in a step.
-    return all(
-        weight.op == "get_attr" and isinstance(getattr(editor.module, weight.target), nn.Parameter)
-        for weight in weights
-    )
+    given = [getattr(editor.module, weight.target) if weight.op == "get_attr" else None for weight in weights]
+    return all(isinstance(weight, nn.Parameter) for weight in given)
 
 
 def _join_gate(editor: Editor, node: Node) -> None:
@@ -86,7 +83,7 @@ def _join_residual(editor: Editor, node: Node) -> None:
 
 def _multiply(editor: Editor, node: Node) -> None:
     """Compute a product, together with later ones of the same input."""
-    product = None if editor.is_erased(node) else _product(node)
+    product = _product(node)
     if product is None:
         return
     group = [node]
@@ -95,15 +92,14 @@ def _multiply(editor: Editor, node: Node) -> None:
         if len(group) < _GROUP and is_like and editor.may_join([node], user):
             group.append(user)
     parts: list[Any] = [_product(member) for member in group]
-    is_constant = _are_constant(editor, *(weight for _, weight, _ in parts))
+    weights, biases = [weight for _, weight, _ in parts], [bias for *_, bias in parts]
+    options = {"constant_weights": _are_constant(editor, *weights)}
     if len(group) == 1:
-        options = {"constant_weights": is_constant}
         editor.replace_by_call(node, decode.linear, product, options)
         return
-    weights, biases = [weight for _, weight, _ in parts], [bias for *_, bias in parts]
     if any(operand > node for operand in (*weights, *biases) if operand is not None):
         return
-    call = editor.insert(node, decode.linears, (product[0], weights, biases), {"constant_weights": is_constant})
+    call = editor.insert(node, decode.linears, (product[0], weights, biases), options)
     results = [editor.insert_part(node, call, index, like=member) for index, member in enumerate(group)]
     for member, result in zip(group, results):
         editor.replace(member, result)
@@ -128,8 +124,7 @@ def _attend(editor: Editor, node: Node) -> None:
         return
     if mask is not None and (dtype_of(mask) != torch.bool or shape_of(mask)[1:3] != (1, 1)):
         return
-    _, _, slot, new_key = writes[0].args
-    _, _, other_slot, new_value = writes[1].args
+    (*_, slot, new_key), (*_, other_slot, new_value) = (write.args for write in writes)
     if slot is not other_slot or not editor.may_join(writes, node, writes):
         return
     options = {"new_key": new_key, "new_value": new_value, "position": slot}
@@ -162,10 +157,7 @@ def _write_to(memory: Any, attention: Node) -> Optional[Node]:
 
 
 def _unrotated(editor: Editor, node: Node, query: Any, writes: list[Any]) -> Optional[tuple[Node, dict[str, Any]]]:
-    """Return the query before its rotation and norm, and the options by which `decode.attention` computes these.
-
-    None if something else reads the rotated query or key.
-    """
+    """Return the query before its rotation and norm, and the options for these; None if others read their results."""
     (query, views), (key, key_views) = origin(query), origin(writes[0].args[3])
     rotation = query.args[0] if operation(query) == "getitem" else None
     if rotation is None or operation(key) != "getitem" or key.args != (rotation, 1) or query.args[1] != 0:

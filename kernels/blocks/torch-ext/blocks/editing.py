@@ -1,7 +1,7 @@
 """Changes to an FX graph of Dynamo's that keep the order of its effects."""
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,18 +24,12 @@ class Editor:
         self._erased: set[Node] = set()
         self._changing = [node for node in module.graph.nodes if changes(node)]
 
-    def nodes(self) -> Iterable[Node]:
-        """Return the nodes that are left, the last ones first."""
-        return (node for node in reversed(list(self._graph.nodes)) if node not in self._erased)
-
-    def is_erased(self, node: Node) -> bool:
-        return node in self._erased
+    def nodes(self, order: Callable[[list[Node]], Iterable[Node]] = reversed) -> Iterable[Node]:
+        """Return the nodes that are left, by default the last ones first."""
+        return (node for node in order(list(self._graph.nodes)) if node not in self._erased)
 
     def may_join(self, nodes: Iterable[Node], place: Node, replaced: Sequence[Node] = ()) -> bool:
-        """Return whether the operations of `nodes` may all be done at `place`: none writes to a tensor in between.
-
-        `replaced` are writes that go with the operations.
-        """
+        """Return whether `nodes` may all be computed at `place`: none but `replaced` writes to a tensor in between."""
         ends = [*nodes, place]
         first, last = min(ends), max(ends)
         return not any(first < node < last and node not in replaced for node in self._changing)
@@ -110,10 +104,7 @@ class Editor:
                     self.replace(node, first)
 
     def _is_constant_table(self, node: Node) -> bool:
-        """Return whether a node computes cosines or sines, or casts them, and nothing can write them, or their angles.
-
-        Callers may write the results of a graph.
-        """
+        """Return whether a node computes or casts cosines or sines, and no operation or caller writes their memory."""
         angle = node.args[0] if operation(node) == "cast" else node
         if operation(angle) not in ("cos", "sin") or any(user.op == "output" for user in node.users):
             return False

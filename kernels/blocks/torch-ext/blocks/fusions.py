@@ -21,7 +21,6 @@ from .matching import (
     argument,
     call,
     dtype_of,
-    is_tensor,
     match,
     named,
     narrow,
@@ -32,9 +31,8 @@ from .matching import (
     value,
     wide,
 )
-from .rotations import rotate, rotate_together
-from .rows import halves
-from .training import gated_linear, join_loss, recompute_gate
+from .rotations import halves, rotate, rotate_together
+from .training import GATES, gated_linear, join_loss, recompute_gate
 
 # Torch has no documented function for it. The schemas of ATen's ops stay compatible. On the CPU it is the exact GELU.
 _ADDMM_ACTIVATION = getattr(torch.ops.aten, "_addmm_activation", None)
@@ -64,7 +62,6 @@ _MODULATED = {
     "each": _NORM * _modulation[0] + _modulation[1],
     "last": narrow(_WIDE_NORM * _modulation[0] + _modulation[1]),
 }
-_NORMS_ALONE = {"": _NORM}
 _GATED = {"each": _x + _branch * _gate, "last": narrow(wide(_x) + wide(_branch) * _gate)}
 _ACTIVATED = {name: call(name, named("gate")) * named("up") for name in ("silu", "gelu")}
 _NORMS = (rmsnorm.rms_norm, adaln.ada_layer_norm, adaln.ada_rms_norm)
@@ -78,12 +75,8 @@ KERNELS_OF = {
     adaln.ada_rms_norm: ("norm with modulation", "adaln"),
     adaln.gate_residual: ("residual sum with gate", "adaln"),
     adaln.gate_residual_ada_norm: ("residual sum with norm, gate and modulation", "adaln"),
-    geglu.geglu: ("gated activation", "geglu"),
-    geglu.geglu_pair: ("gated activation", "geglu"),
-    geglu.swiglu: ("gated activation", "geglu"),
-    geglu.swiglu_pair: ("gated activation", "geglu"),
+    **dict.fromkeys((*GATES, gated_linear), ("gated activation", "geglu")),
     loss.linear_cross_entropy: ("cross entropy with its linear layer", "loss"),
-    gated_linear: ("gated activation", "geglu"),
     rope3d.apply_rotary: ("rotary embedding", "rope3d"),
     rope3d.norm_rotary: ("q/k norm with rotary embedding", "rope3d"),
 }
@@ -103,7 +96,7 @@ def fuse(module: GraphModule, returns_logits: bool = True) -> list[tuple[Node, s
         group_heads,
         rotate,
         partial(_replace_match, patterns=_MODULATED, kernel_of=_modulated),
-        partial(_replace_match, patterns=_NORMS_ALONE, kernel_of=_normalized_by),
+        partial(_replace_match, patterns={"": _NORM}, kernel_of=_normalized_by),
         partial(_replace_match, patterns=_GATED, kernel_of=_gated),
         _add_before_norm,
         rotate_together,
@@ -130,12 +123,10 @@ def _replace_match(editor: Editor, node: Node, patterns: Mapping[str, Pattern], 
 
 def _modulated(editor: Editor, node: Node, found: Match, rounding: str) -> Any:
     x, weight, scale, shift = (found[name] for name in ("x", "weight", "scale", "shift"))
-    is_layer = "layer" in found.tags
-    if not _is_norm(found, node) or "offset" in found.tags:
+    is_layer, is_narrow = "layer" in found.tags, dtype_of(x) != torch.float32
+    if not _is_norm(found, node) or "offset" in found.tags or ("before_weight" in found.tags and is_narrow):
         return None
     if rounding == "each" and weight is not None and dtype_of(weight) != dtype_of(x):
-        return None
-    if "before_weight" in found.tags and dtype_of(x) != torch.float32:
         return None
     dtype = torch.float32 if rounding == "last" else dtype_of(x)
     if not (fits(scale, dtype) and fits(shift, dtype)):
@@ -160,15 +151,13 @@ def _normalized_by(editor: Editor, node: Node, found: Match, _: str) -> Any:
 
 def _is_norm(found: Match, node: Node) -> bool:
     """Return whether a kernel computes a matched norm."""
-    x, weight, bias = found["x"], found["weight"], found["bias"]
+    x, weight = found["x"], found["weight"]
     if not fits(x) or value(x).stride(-1) != 1 or found["eps"] is None:
         return False
-    for parameter in (weight, bias):
-        if parameter is not None and not (
-            fits(parameter, dtype_of(x), torch.float32) and shape_of(parameter) == shape_of(x)[-1:]
-        ):
-            return False
-    if weight is not None and bias is not None and dtype_of(weight) != dtype_of(bias):
+    given = [part for part in (weight, found["bias"]) if part is not None]
+    if not all(fits(part, dtype_of(x), torch.float32) and shape_of(part) == shape_of(x)[-1:] for part in given):
+        return False
+    if len({*map(dtype_of, given)}) > 1:
         return False
     keeps = weight is None or "before_weight" not in found.tags
     return dtype_of(node) == (dtype_of(x) if keeps else torch.promote_types(dtype_of(x), dtype_of(weight)))
@@ -191,7 +180,7 @@ def _add_before_norm(editor: Editor, node: Node) -> None:
         return
     total: Any = node.args[0]
     is_gated = total.target is adaln.gate_residual
-    if not is_gated and (operation(total) != "add" or total.kwargs or not all(map(is_tensor, total.args))):
+    if not is_gated and (operation(total) != "add" or total.kwargs):
         return
     x, branch, *gating = total.args
     if not is_alike(total, x, branch):

@@ -18,6 +18,10 @@ _CASTS = {"to", "float", "half", "bfloat16", "type_as", "type", "double"}
 _OTHER_NAMES = {"truediv": "div", "true_divide": "div", "subtract": "sub", "multiply": "mul"}
 _OTHER_NAMES |= {"radd": "add", "rmul": "mul"}  # of a number and a tensor, in any order
 _COMMUTATIVE = {"add", "mul"}
+_NORMS: dict[str, dict[str, Any]] = {  # their parameters after the shape, and the defaults
+    "layer_norm": {"weight": None, "bias": None, "eps": 1e-5},
+    "rms_norm": {"weight": None, "eps": None},
+}
 _CHANGES = {"setitem", "iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior"}
 
 
@@ -113,25 +117,19 @@ class Match:
 _Find = Callable[[Any, Match, Optional[torch.dtype]], Iterator[Match]]
 
 
+def _operator(name: str) -> Callable[[Any, Any], "Pattern"]:
+    return lambda pattern, other: call(name, pattern, other)
+
+
 class Pattern:
     """An expression: a named value, or an operation on expressions and numbers. `find` yields its matches."""
 
     def __init__(self, find: _Find) -> None:
         self.find = find
 
-    def __add__(self, other: Any) -> "Pattern":
-        return call("add", self, other)
-
-    def __mul__(self, other: Any) -> "Pattern":
-        return call("mul", self, other)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __truediv__(self, other: Any) -> "Pattern":
-        return call("div", self, other)
-
-    def __pow__(self, other: Any) -> "Pattern":
-        return call("pow", self, other)
+    __add__ = __radd__ = _operator("add")
+    __mul__ = __rmul__ = _operator("mul")
+    __truediv__, __pow__ = _operator("div"), _operator("pow")
 
     def __or__(self, other: "Pattern") -> "Pattern":
         def find(node: Any, match: Match, dtype: Optional[torch.dtype]) -> Iterator[Match]:
@@ -225,26 +223,18 @@ def _operands(name: str, node: Any) -> Optional[list[Any]]:
     if not isinstance(node, Node):
         return None
     own = operation(node)
-    if name == "pow":
-        if own == "square":
-            return [node.args[0], 2]
-        if own == "mul" and node.args[0] is node.args[1]:
-            return [node.args[0], 2]
+    if name == "pow" and (own == "square" or (own == "mul" and node.args[0] is node.args[1])):
+        return [node.args[0], 2]
     if own != name:
         return None
+    first = argument(node, 0, "input")
     if name == "mean":
         dim, keeps = argument(node, 1, "dim"), argument(node, 2, "keepdim", False)
         dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
-        rank = value(node).dim()
-        return [node.args[0]] if dim in (-1, rank - 1) and keeps else None
-    if name in ("layer_norm", "rms_norm"):
-        shape = argument(node, 1, "normalized_shape")
-        if len(shape) != 1:
-            return None
-        named = ("weight", "bias") if name == "layer_norm" else ("weight",)
-        given = [argument(node, 2 + index, part) for index, part in enumerate(named)]
-        eps = argument(node, 2 + len(named), "eps", 1e-5 if name == "layer_norm" else None)
-        return [node.args[0] if node.args else node.kwargs["input"], *given, eps]
+        return [first] if dim in (-1, value(node).dim() - 1) and keeps else None
+    if name in _NORMS:
+        given = [argument(node, 2 + index, *part) for index, part in enumerate(_NORMS[name].items())]
+        return [first, *given] if len(argument(node, 1, "normalized_shape")) == 1 else None
     if name in ("silu", "gelu"):
-        return [node.args[0] if node.args else node.kwargs["input"]]
+        return [first]
     return None if node.kwargs else list(node.args)

@@ -23,8 +23,8 @@ _RETURNED = "the call returns logits, computed apart from the loss: accelerate(m
 def join_loss(editor: Editor, node: Node, returns_logits: bool) -> None:
     """Compute a cross entropy together with the linear layer before it, unless other operations use the logits.
 
-    `returns_logits`: whether logits that the graph returns must stay. They are then computed once more, which takes
-    less memory than the softmax of whole logits. If not, a graph with gradients returns None in their place.
+    Logits that the graph returns are computed once more, which takes less memory than the softmax of whole logits; or,
+    without `returns_logits`, a graph with gradients returns None in their place.
     """
     if operation(node) != "cross_entropy" or dtype_of(node) != torch.float32:
         return
@@ -41,9 +41,9 @@ def join_loss(editor: Editor, node: Node, returns_logits: bool) -> None:
     if not all(part is None or fits(part) for part in (x, weight, bias)):
         return
     users = {user for part in chain for user in part.users} - {node, *chain}
-    if any(user.op != "output" for user in users) or not editor.may_join(chain, node):
+    if any(user.op != "output" for user in users) or (users and not torch.is_grad_enabled()):
         return
-    if users and not torch.is_grad_enabled():
+    if not editor.may_join(chain, node):
         return
     if users and returns_logits:
         editor.misses.append((node, _RETURNED))
