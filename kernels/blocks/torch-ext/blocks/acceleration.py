@@ -47,14 +47,12 @@ def accelerate(
             a first call of some seconds. `"blocks"`: the blocks in the lists of a model, which share a trace, so that
             the first call takes a second or two. Together with `graphs` it is for the calls that no graph serves,
             which run the model's own forward by default.
-        logits: Whether a training step of a language model returns its logits beside its loss. The loss is computed
-            from chunks of logits. Without whole logits, which are then computed for the caller alone, a step takes
-            less time, and gigabytes less memory: a call with labels, in which gradients are recorded, returns None for
-            its logits.
+        logits: Whether a training step of a language model returns its logits beside its loss, which is computed from
+            chunks of logits. If not, a call with labels, in which gradients are recorded, returns None for its logits,
+            and takes less time and gigabytes less memory.
 
     Returns:
-        The replaced operations, those left and the reasons, and the figures of the check. It grows with every trace
-        and every captured graph.
+        The replaced operations, those left, the reasons, and the check's figures. It grows with each trace and graph.
 
     Raises:
         TypeError: If `model` or `check` is of another type.

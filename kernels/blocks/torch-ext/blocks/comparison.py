@@ -3,27 +3,24 @@
 import copy
 import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.benchmark import Timer
 
 from .calls import is_value
 from .kernel_set import DEVICE, off
 
 Check = Union[Mapping[str, Any], tuple[Any, ...], Callable[[nn.Module], Any]]
 
-# The accelerated model may have this many times the eager model's error.
-_ALLOWED = 1.1
-# Smaller errors are float32's rounding in another order of the sums.
-_NEGLIGIBLE = 1e-6
-# Without a reference: so many roundings of the output's dtype may the two models differ. Eager models in bfloat16
-# differ from float32 by up to 7.
-_ROUNDINGS = 16
+_ALLOWED = 1.1  # of the eager model's error
+_NEGLIGIBLE = 1e-6  # an error of float32's rounding in another order of the sums
+_ROUNDINGS = 16  # of the output's dtype, without a reference: eager models in bfloat16 are within 7 of float32
 
 
 @dataclass
@@ -66,12 +63,7 @@ class Comparison:
 
 
 def compare(model: nn.Module, check: Check) -> Comparison:
-    """Run an accelerated model, and the same model as it was.
-
-    Args:
-        model: The accelerated model.
-        check: Its keyword arguments, its positional arguments, or a function that runs the model that it gets.
-    """
+    """Run an accelerated model, and the same model as it was: see `check` of `accelerate`."""
     with off():
         eager = _outputs(model, check)
         expected, reference, no_reference = _reference(model, check)
@@ -109,27 +101,17 @@ def compare(model: nn.Module, check: Check) -> Comparison:
 
 def _milliseconds(model: nn.Module, check: Check) -> float:
     """Return the median time of a call, of calls that take a tenth of a second together."""
-    times: list[float] = []
-    while sum(times) < 100:
-        start = time.perf_counter()
-        _run(model, check)
-        if DEVICE == "cuda":
-            torch.cuda.synchronize()
-        times.append((time.perf_counter() - start) * 1000)
-    return statistics.median(times)
+    timer = Timer("run()", globals={"run": partial(_run, model, check)}, num_threads=torch.get_num_threads())
+    return timer.blocked_autorange(min_run_time=0.1).median * 1000
 
 
 def _run(model: nn.Module, check: Check) -> Any:
     with torch.no_grad():
         if isinstance(check, (Mapping, tuple)):
-            inputs = tree_map(_fresh, check)
+            # A model changes the caches that it gets, and not the tensors.
+            inputs = tree_map(lambda x: x if isinstance(x, Tensor) or is_value(x) else copy.deepcopy(x), check)
             return model(*inputs) if isinstance(check, tuple) else model(**inputs)
         return check(model)
-
-
-def _fresh(leaf: Any) -> Any:
-    """Return an input for one run: a model changes the caches that it gets, and not the tensors."""
-    return leaf if isinstance(leaf, Tensor) or is_value(leaf) else copy.deepcopy(leaf)
 
 
 def _outputs(model: nn.Module, check: Check) -> list[Tensor]:

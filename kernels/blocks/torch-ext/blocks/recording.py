@@ -8,8 +8,7 @@ address gets an error of Torch's. Nothing is guarded here: `graph_runner` decide
 
 import operator
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import torch
@@ -32,16 +31,10 @@ _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
 class Recording:
-    """The calls of Torch in one forward.
+    """The calls of Torch in one forward."""
 
-    Attributes:
-        module: The graph of the calls. Its placeholders are the tensors of the forward's arguments, and the parts of
-            the result are returned as a list.
-        writes_inputs: Whether the forward writes into the tensors of its arguments.
-    """
-
-    module: GraphModule
-    writes_inputs: bool
+    module: GraphModule  # the calls, from the tensors in the arguments to a list of those in the result
+    writes_inputs: bool  # whether the forward writes into the tensors of its arguments
 
     def __init__(self, cls: type) -> None:
         self._cls = cls
@@ -49,8 +42,7 @@ class Recording:
     def record(self, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Return the result of `forward(*args, **kwargs)`, whose calls make up the graph, as fake tensors.
 
-        Raises:
-            Refused: If the forward does not run on fake tensors, or does more than its calls of Torch.
+        Raise `Refused` if the forward does not run on fake tensors, or does more than its calls of Torch.
         """
         # Else Torch gives fake tensors an address: 0.
         with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
@@ -59,12 +51,15 @@ class Recording:
         try:
             # Compiled and accelerated parts run their own Python, whose calls are recorded.
             stance = torch.compiler.set_stance("force_eager")
-            with stance, off(), writer.modules(), writer.fakes, _Dispatched(writer), writer:
+            enters = register_module_forward_pre_hook(writer.enter)
+            leaves = register_module_forward_hook(writer.leave, always_call=True)
+            with stance, off(), enters, leaves, writer.fakes, _Dispatched(writer), writer:
                 output = forward(*args, **kwargs)
             self._leaves, self._structure = tree_flatten(output)
             self._places = [index for index, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor)]
             writer.follow_autocast()
-            self.writes_inputs = writer.writes_inputs()
+            inputs = (node.meta["example_value"] for node in writer.graph.nodes if node.op == "placeholder")
+            self.writes_inputs = not writer.written.isdisjoint(fake.untyped_storage()._cdata for fake in inputs)
             writer.graph.output([writer.node_of(self._leaves[index]) for index in self._places])
         except Exception as error:
             name = "" if isinstance(error, Refused) else f"{type(error).__name__}: "
@@ -114,22 +109,12 @@ class _Writer(TorchFunctionMode):
             self.is_inside = False
         return result
 
-    @contextmanager
-    def modules(self) -> Iterator[None]:
-        """Note which module each call belongs to."""
-        before = register_module_forward_pre_hook(lambda module, _: self._enter(module))
-        after = register_module_forward_hook(lambda *_: self._leave(), always_call=True)
-        try:
-            yield
-        finally:
-            before.remove()
-            after.remove()
-
-    def _enter(self, module: nn.Module) -> None:
+    def enter(self, module: nn.Module, _: Any) -> None:
+        """Note to which module the next calls belong."""
         if threading.get_ident() == self._owner:  # other threads may run, and record, other models
             self._stack.append((str(id(module)), type(module)))
 
-    def _leave(self) -> None:
+    def leave(self, *_: Any) -> None:
         if threading.get_ident() == self._owner:
             self._stack.pop()
 
@@ -153,10 +138,6 @@ class _Writer(TorchFunctionMode):
             fake = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
         self._name_result(self.graph.placeholder(f"input_{len(self._nodes)}"), fake)
         return fake
-
-    def writes_inputs(self) -> bool:
-        inputs = (node.meta["example_value"] for node in self.graph.nodes if node.op == "placeholder")
-        return not self.written.isdisjoint(fake.untyped_storage()._cdata for fake in inputs)
 
     def node_of(self, tensor: Tensor) -> Node:
         """Return the node of a tensor, which is a constant if no call has made it."""

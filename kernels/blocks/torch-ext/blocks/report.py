@@ -1,5 +1,6 @@
 """The report of `accelerate`: replaced operations, those left, and the counts of CUDA graphs. It grows with each."""
 
+import copy
 import re
 import sys
 from collections import Counter
@@ -23,29 +24,17 @@ _STATISTICS = {"layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_n
 
 @dataclass
 class GraphCounts:
-    """Counts of one model's CUDA graphs so far: of its forward, or of the steps of its `generate`.
-
-    Attributes:
-        captured: Graphs captured.
-        held: Graphs that are ready now.
-        replays: Calls, or steps, that replayed a graph.
-        memory: Bytes of GPU memory that the graphs hold, with their inputs, caches and buffers.
-        note: Why no graph can be captured as the model is now, or None.
-        eager: Calls without graphs, by reason.
-        eager_steps: Steps that ran without a graph, by reason.
-        by_hand: Calls of `generate` whose tokens were chosen outside of the graph, step by step, by reason.
-        generated: Calls of `generate` with this package's loop.
-    """
+    """Counts of one model's CUDA graphs so far: of its forward, or of the steps of its `generate`."""
 
     captured: int = 0
-    held: int = 0
-    replays: int = 0
-    memory: int = 0
-    note: Optional[str] = None
-    eager: Counter[str] = field(default_factory=Counter)
-    eager_steps: Counter[str] = field(default_factory=Counter)
-    by_hand: Counter[str] = field(default_factory=Counter)
-    generated: int = 0
+    held: int = 0  # graphs that are ready now
+    replays: int = 0  # calls, or steps
+    memory: int = 0  # bytes of the GPU's, with inputs, caches and buffers
+    note: Optional[str] = None  # why no graph can be captured as the model is now
+    eager: Counter[str] = field(default_factory=Counter)  # calls without graphs, by reason
+    eager_steps: Counter[str] = field(default_factory=Counter)  # steps without a graph, by reason
+    by_hand: Counter[str] = field(default_factory=Counter)  # calls whose tokens are chosen outside of it, by reason
+    generated: int = 0  # calls of `generate` with this package's loop
 
     def __str__(self) -> str:
         first = f"{self.captured} captured, {self.held} held in {self.memory / 2**20:.0f} MiB, {self.replays} replays"
@@ -113,8 +102,8 @@ class Report:
             "notes": list(self.notes),
             "device": kernel_set.DEVICE,
             "versions": dict(self.versions),
-            "graphs": {name: _data_of(counts) for name, counts in self.graphs.items()},
-            "generation": {name: _data_of(counts) for name, counts in self.generation.items()},
+            "graphs": {name: copy.deepcopy(vars(counts)) for name, counts in self.graphs.items()},
+            "generation": {name: copy.deepcopy(vars(counts)) for name, counts in self.generation.items()},
             "check": None if self.check is None else asdict(self.check),
         }
 
@@ -139,10 +128,6 @@ class Report:
         return "\n".join(lines)
 
     __repr__ = __str__  # for notebooks
-
-
-def _data_of(counts: GraphCounts) -> dict[str, Any]:
-    return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(counts).items()}
 
 
 def _module_of(node: Node, cls: type) -> tuple[str, str]:

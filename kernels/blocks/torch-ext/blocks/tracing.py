@@ -35,25 +35,15 @@ _traced: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[nn.Module]]" = we
 def trace(model: nn.Module, report: Report, scope: str, returns_logits: bool = True) -> None:
     """Let a model run by graphs with the kernels, from its next call on. Each graph adds to the report.
 
-    Args:
-        model: The model.
-        report: Of its report.
-        scope: "model" for a graph of the whole model, "blocks" for one of each class of blocks in its lists.
-        returns_logits: As in `fuse`.
+    The scope is "model" for a graph of the whole model, "blocks" for one of each class of blocks in its lists.
     """
     modules = [model] if scope == "model" else _blocks_of(model)
-    classes = {type(module) for module in modules}
-    calls = {
-        cls: _compiled(
-            [module for module in modules if type(module) is cls],
-            _Backend(cls, report, returns_logits, is_block=scope == "blocks"),
-        )
-        for cls in classes
-    }
-    for module in modules:
-        call = _TracedCall(calls[type(module)], module)
-        call.former = module._compiled_call_impl
-        module._compiled_call_impl = call
+    for cls in {type(module) for module in modules}:
+        alike = [module for module in modules if type(module) is cls]
+        compiled = _compiled(alike, _Backend(cls, report, returns_logits, is_block=scope == "blocks"))
+        for module in alike:
+            call = _TracedCall(compiled, module)
+            call.former, module._compiled_call_impl = module._compiled_call_impl, call
     _traced[model] = weakref.WeakSet(modules)
 
 
@@ -142,7 +132,10 @@ class _Backend:
         self._breaks = Counter(counters["graph_break"])
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        self._add_breaks()
+        breaks = Counter(counters["graph_break"])
+        for reason, number in (breaks - self._breaks).items():
+            self.report.left["graph break", reason.strip().partition("\n")[0]] += number
+        self._breaks = breaks
         own = GraphModule(module, copy.deepcopy(module.graph))
         for part in module.modules():  # the others are the bodies of checkpoints and the like
             if isinstance(part, GraphModule):
@@ -154,9 +147,3 @@ class _Backend:
             return (own if is_forward_mode() or is_transformed() else module).forward(*args)
 
         return run
-
-    def _add_breaks(self) -> None:
-        breaks = Counter(counters["graph_break"])
-        for reason, number in (breaks - self._breaks).items():
-            self.report.left["graph break", reason.strip().partition("\n")[0]] += number
-        self._breaks = breaks
