@@ -6,6 +6,8 @@ Private names begin with an underscore; dunders do not count.
 from __future__ import annotations
 
 import ast
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +42,18 @@ def test_a_kernel_reads_no_private_name(project: Path) -> None:
     assert sources and [(path.name, *private_names(path.read_text())) for path in sources] == [
         (path.name,) for path in sources
     ]
+
+
+def test_blocks_lists_its_private_names_of_libraries() -> None:
+    names: set[str] = set()
+    for path in ROOT.glob("kernels/blocks/torch-ext/blocks/*.py"):
+        source = path.read_text()
+        nodes = [*ast.walk(ast.parse(source))]
+        joined = {part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+        texts = {str(node.value) for node in nodes if isinstance(node, ast.Constant) and node not in joined}
+        names.update(private_names(source), (text for text in texts if re.fullmatch("_[a-z_]+[a-z]", text)))
+    listed = json.loads((ROOT / "kernels/blocks/tests/private_names.json").read_text())
+    assert names == {name for library in listed.values() for name in library}
 
 
 def test_the_load_check_reads_one_private_name_which_lists_all_ops() -> None:
