@@ -13,6 +13,7 @@ from torch import nn
 
 from .calls import Refused
 
+_ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
 _capturing = threading.Lock()  # captures share the state of the random number generator
 _broken: list[torch.cuda.CUDAGraph] = []  # Torch could not end their captures, and its allocator refers to them
 
@@ -47,10 +48,7 @@ class Gpu:
             torch.backends.cudnn.rnn.fp32_precision,  # type: ignore[attr-defined]
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
-            torch.backends.cuda.flash_sdp_enabled(),
-            torch.backends.cuda.mem_efficient_sdp_enabled(),
-            torch.backends.cuda.math_sdp_enabled(),
-            torch.backends.cuda.cudnn_sdp_enabled(),
+            *(getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _ATTENTION),
             torch.backends.cudnn.enabled,
             torch.backends.cudnn.deterministic,
             torch.backends.cudnn.benchmark,

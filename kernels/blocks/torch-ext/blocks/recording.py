@@ -31,10 +31,7 @@ _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
 class Recording:
-    """The calls of Torch in one forward."""
-
-    module: GraphModule  # the calls, from the tensors in the arguments to a list of those in the result
-    writes_inputs: bool  # whether the forward writes into the tensors of its arguments
+    """The calls of Torch in one forward, and whether it writes into the tensors of its arguments."""
 
     def __init__(self, cls: type) -> None:
         self._cls = cls
@@ -67,6 +64,7 @@ class Recording:
             raise Refused(f"it cannot be captured: {reason}") from None
         for index in self._places:
             self._leaves[index] = None
+        # From the tensors in the arguments to a list of those in the result.
         self.module = GraphModule(writer.constants, writer.graph)
         return output
 

@@ -62,8 +62,7 @@ class Snapshot:
         self._forwards = [(cls, cls.forward) for cls in {*self._classes, self._root_class} if hasattr(cls, "forward")]
         self._addressed = [tensor for tensor in self._tensors if type(tensor) in PLAIN_TENSORS]
         self._addresses = list(map(Tensor.data_ptr, self._addressed))
-        on_host = (tensor for tensor in self._tensors if tensor.device != device and not tensor.is_inference())
-        self._on_host = [(tensor, tensor._version) for tensor in on_host]
+        self._on_host = [(x, x._version) for x in self._tensors if x.device != device and not x.is_inference()]
 
     def find_difference(self, root: Any) -> Optional[str]:
         """Return the name of a changed part of `root`, or None. With an obstacle, only its end is a change."""
