@@ -91,28 +91,10 @@ def test_what_makes_another_graph(blocks):
         return calls.take_apart(args, kwargs, torch.device("cpu"), modes).key
 
     assert key(x, 1, [x, {"a": None}], flag=True) == key(x + 1, 1, [x, {"a": None}], flag=True)
-    others = [
-        key(x, 1),
-        key(x, True),
-        key(x, 1.0),
-        key(x, 0.0),
-        key(x, -0.0),
-        key(x, x),
-        key(x, [x]),
-        key(x, (x,)),
-        key(x, a=x),
-        key(x, b=x),
-        key(x, {"a": x}),
-        key(x, {"b": x}),
-        key(x.t(), 1),
-        key(x.half(), 1),
-        key(x[:2], 1),
-        key(x[:1].expand(4, 4), 1),
-        key(x.clone().requires_grad_(), 1),
-        key(x, torch.float16),
-        key(x, "1"),
-        key(x, 1, modes=(True,)),
-    ]
+    arguments = [1, True, 1.0, 0.0, -0.0, x, [x], (x,), {"a": x}, {"b": x}, torch.float16, "1"]
+    tensors = [x.t(), x.half(), x[:2], x[:1].expand(4, 4), x.clone().requires_grad_()]
+    others = [*(key(x, other) for other in arguments), *(key(other, 1) for other in tensors)]
+    others += [key(x, a=x), key(x, b=x), key(x, 1, modes=(True,))]
     assert len(set(others)) == len(others)
 
 
