@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import tomli
+from kernel_builder import toml_file
 
 ROOT = Path(__file__).resolve().parents[2]
 # The directories of the distributions that the builder imports.
@@ -11,4 +11,4 @@ PROJECTS = ROOT / "tests" / "projects"
 
 CPU = "torch-stable-abi210-cpu-x86_64-linux"
 CUDA = "torch-stable-abi210-cu130-x86_64-linux"
-SOURCES: dict[str, str] = tomli.loads(Path(__file__).with_name("sources.toml").read_text())
+SOURCES: dict[str, str] = toml_file.read(Path(__file__).with_name("sources.toml"))
