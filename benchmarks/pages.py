@@ -76,7 +76,7 @@ def results(name: str) -> Any:
 def readme() -> Values:
     """Return the values of README.md."""
     builder, models, generate = results("builder"), results("models-h200"), results("generate.h200")
-    training = results("training-h200")
+    training, triton_aot = results("training-h200"), results("triton-aot.h200")
     measured = [result for result in kernel_results.read_results() if result.machine == README_MACHINE]
     rows = builder_rows(builder["figures"])
     return {
@@ -87,6 +87,8 @@ def readme() -> Values:
         "kernels_device": tables.device(measured[0].report),
         "kernels_commits": _commits({result.kernel: result.report.build["commit"] for result in measured}),
         "peers": _peers(measured),
+        "triton_aot": triton_aot,
+        "triton_ratios": [row.measured for row in triton_results.rows(triton_aot)[:3]],
         "training": training,
         "trained": {
             "accelerated, no logits": "accelerated",
