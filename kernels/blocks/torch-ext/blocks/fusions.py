@@ -64,6 +64,7 @@ _MODULATED = {
 }
 _GATED = {"each": _x + _branch * _gate, "last": narrow(wide(_x) + wide(_branch) * _gate)}
 _ACTIVATED = {name: call(name, named("gate")) * named("up") for name in ("silu", "gelu")}
+_RESULTS = {"add", "mul", "div", "cast", "layer_norm", "rms_norm"}  # the last operations of the patterns
 _NORMS = (rmsnorm.rms_norm, adaln.ada_layer_norm, adaln.ada_rms_norm)
 
 
@@ -113,7 +114,7 @@ def fuse(module: GraphModule, returns_logits: bool = True) -> list[tuple[Node, s
 
 def _replace_match(editor: Editor, node: Node, patterns: Mapping[str, Pattern], kernel_of: Callable[..., Any]) -> None:
     """Replace a match of one of some patterns, by their names, by the call that `kernel_of` returns, or None."""
-    for name, pattern in patterns.items() if fits(node) else ():
+    for name, pattern in patterns.items() if operation(node) in _RESULTS and fits(node) else ():
         found = match(pattern, node)
         call = kernel_of(editor, node, found, name) if found is not None else None
         if found is not None and call is not None and editor.may_join(found.nodes, node):
