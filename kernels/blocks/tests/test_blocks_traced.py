@@ -10,6 +10,7 @@ import torch
 from model_cases import Case, RecordedModel, error
 from text_models import PADDED, TOKENS, lively, model_of
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
@@ -143,6 +144,16 @@ def test_forty_lengths_need_two_graphs(blocks, name):
         for n, own in zip(range(2, 42), expected):
             assert error(model(torch.arange(3, 3 + n)[None], use_cache=False).logits, own) < 1e-5
     assert fusions.call_count == 2
+
+
+@torch.no_grad()
+def test_blocks_share_a_graph_for_slices_of_one_sample(blocks):
+    model, x = Calls(lambda x: norms[1](torch.cat([norms[0](x), x], 1)[:, :5])), torch.randn(1, 5, 64)
+    norms = model.blocks = nn.ModuleList(nn.RMSNorm(64, eps=1e-6) for _ in range(2))
+    expected, before = model(x), counters["stats"]["unique_graphs"]
+    blocks.accelerate(model, scope="blocks")
+    torch.testing.assert_close(model(x), expected)
+    assert counters["stats"]["unique_graphs"] == before + 1
 
 
 @pytest.mark.parametrize("scope", ["model", "blocks"])
