@@ -111,7 +111,9 @@ def port(setup: Path, repo_id: str | None = None, words: Sequence[str] = (), san
     declared = settings.get("license")  # `apache-2.0` for `Apache 2.0`
     license = re.sub(r"[^a-z0-9.+]+", "-", declared.lower()).strip("-") if isinstance(declared, str) else None
     depends, requirements = _python_depends(settings)
-    text = _render(name, repo_id, license, depends, kernels, stable, left_out)
+    major = re.match(r"[1-9]\d*", str(settings.get("version")))
+    general = {"name": name, "version": int(major[0]) if major else 1, "edition": 6, "license": license or "other"}
+    text = _render(general, repo_id, depends, kernels, stable, left_out)
     build_toml.from_document(toml_file.parse(text, build_toml.FILE), build_toml.FILE, root)
     package = f"torch-ext/{python_name(name)}/__init__.py"
     files = {build_toml.FILE: text}
@@ -203,6 +205,7 @@ def _settings(root: Path, declared: Mapping[str, Any]) -> dict[str, Any]:
     license = project.get("license")
     read = {
         "name": project.get("name"),
+        "version": project.get("version"),
         "license": license.get("text") if isinstance(license, dict) else license,
         "install_requires": project.get("dependencies"),
     }
@@ -229,9 +232,8 @@ def _distinctly_named(kernels: Sequence[PortedExtension]) -> Iterator[tuple[str,
 
 
 def _render(
-    name: str,
+    general: dict[str, Any],
     repo_id: str | None,
-    license: str | None,
     python_depends: Sequence[str],
     kernels: Sequence[PortedExtension],
     stable: Mapping[str, str],
@@ -240,7 +242,6 @@ def _render(
     lines = ["Written by `kernel-builder port` from setup.py. The next steps are in docs/port.md."]
     lines += ["Not carried over:"] if left_out else []
     lines += [f"  {str(remark)[:160]}" for remark in _distinct(left_out)]
-    general: dict[str, Any] = {"name": name, "version": 1, "edition": 6, "license": license or "other"}
     general["backends"] = list(dict.fromkeys(kernel.backend for kernel in kernels))
     if python_depends:
         general["python-depends"] = list(python_depends)
@@ -345,4 +346,4 @@ def _notes(
             f"the package requires {name}: a kernel may import the standard library, Torch, and of `python-depends` "
             f"{', '.join(build_toml.PYTHON_DEPENDS)}; import {name} in the functions that need it"
         )
-    yield f"the Python package is {package.rpartition('/')[0]}: move the Python that users call there"
+    yield f"the Python package is {package.rpartition('/')[0]}: move the Python files that users call into it"

@@ -74,7 +74,7 @@ def test_extensions_become_kernels(project: Path) -> None:
     assert result.exit_code == 0, result.output
     assert not (project / "written.txt").exists(), "the script runs on a copy"
     read = read_project(project)
-    assert (read.name, read.license, read.hub_repo_id, read.version) == ("fused-ops", "apache-2.0", "org/fused-ops", 1)
+    assert (read.name, read.license, read.hub_repo_id, read.version) == ("fused-ops", "apache-2.0", "org/fused-ops", 2)
     assert [backend.name for backend in read.backends] == ["cuda", "cpu"], "on a CPU the same call is for the CPU"
     cuda, cpu = read.kernels
     assert cuda.src == ("csrc/fused.cpp", "csrc/cuda/fused_cuda.cu", "csrc/cuda/launch.h", "csrc/fused.h")
