@@ -87,6 +87,7 @@ def write_wheels(
             where=str(config),
             hint="publish it to a Hub: `kernel-builder upload`",
         )
+    name, version = _name(name or project.name), _version(project, version)  # before the checks, which take longer
     checked = packages.without_untested(
         packages.checked_packages(project, progress, load=load, allow=allow),
         "publish it to a Hub: `kernel-builder upload --allow untested`",
@@ -95,7 +96,7 @@ def write_wheels(
     for variant in map(Variant.parse, checked):
         platforms.setdefault(variant.platform or "", []).append(variant)
     text = card.source_text(project)
-    # All metadata first, so that an invalid name or version leaves no wheel behind.
+    # All metadata first, so that invalid metadata leaves no wheel behind.
     wheels = [(metadata(project, platforms[key], text, name, version), key) for key in sorted(platforms)]
     out = out or project.root / "dist"
     out.mkdir(parents=True, exist_ok=True)

@@ -55,7 +55,7 @@ def _fits(variant, torch_release, backend, cuda, platform, limited_api, cxx11):
         return False
     if release > torch_release or (framework == "full" and (release != torch_release or not cxx11)):
         return False
-    return of_cuda is None or (of_cuda[0] == cuda[0] and of_cuda[1] <= cuda[1])
+    return of_cuda is None or (cuda is not None and of_cuda[0] == cuda[0] and of_cuda[1] <= cuda[1])
 
 
 def choose(names, torch_release, backend, cuda, platform, limited_api=True, cxx11=True):

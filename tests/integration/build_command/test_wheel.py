@@ -157,12 +157,12 @@ def test_projects_without_valid_wheels_are_refused(kernel_builder: Run, built: P
 
     refused(2, ["2.0 does not start with the kernel's version 1", "such as 1.3"], "--version", "2.0")
     refused(2, ["'one' is not a valid Python package version"], "--version", "one")
-    refused(2, ["not a valid name for a package index"], "--name", "-x")
     metadata = project / "build" / CPU / "metadata.json"
     text = metadata.read_text()
     limited = json.loads(text)
     limited["provenance"]["capabilities-limited"] = ["9.0"]
     metadata.write_text(json.dumps(limited))
+    refused(2, ["not a valid name for a package index"], "--name", "-x")  # before the checks
     refused(6, ["--capability 9.0", "expected all of the project's", "build without --capability"])
     metadata.write_text(text)
     replace(project / "scale/scale.h", "#pragma once", "#pragma once // later")

@@ -87,6 +87,7 @@ def test_the_limited_api_is_not_for_every_python(loader: dict[str, Any], monkeyp
     for names in itertools.combinations(NAMES, 2):
         ours = loader["choose"](names, (2, 14), "cpu", None, "x86_64-linux", False)
         assert ours == clients_choice(names, CPU(), "2.14")
+    assert loader["choose"](NAMES, (2, 14), "cuda", None, "x86_64-linux") == "torch-cuda", "KERNEL_BACKEND=cuda"
 
 
 @pytest.mark.parametrize("capability", [(7, 0), (7, 5), (8, 6), (9, 0), (10, 0), (10, 3), (12, 0), (13, 0)])
