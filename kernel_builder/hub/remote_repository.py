@@ -43,7 +43,7 @@ _STALE = (409, 412)  # statuses for a commit whose parent is no longer the head 
 _AGAIN = "run the same command again: uploaded files are kept, and nothing is published partially"
 _HINTS = {
     401: "the Hub does not accept the token: run `hf auth login`, or set HF_TOKEN",
-    403: "use a token with write access to this organization, or `upload --create-pr`",
+    403: "use a token with write access to the organization; `upload --create-pr` needs it for a new repository only",
     404: "check the name and the revision, and the token with `hf auth whoami`",
 }
 REDIRECT = "kernel-status.toml"  # in a revision: redirects the client to another repository
@@ -87,7 +87,7 @@ class RemoteRepository:
             raise HubError(
                 f"not a valid repository name: {error}",
                 where=repr(repo_id),
-                hint="expected a name such as my-org/my-kernel in --repo-id, or in [general.hub] of build.toml",
+                hint="expected a directory, or a name such as my-org/my-kernel (also in --repo-id and [general.hub])",
             ) from error
         self.repo_id = repo_id
         self.api: HfApi = HfApi(endpoint=endpoint, token=token, library_name="kernel-builder")
@@ -330,7 +330,9 @@ class RemoteRepository:
         message = getattr(error, "server_message", None) or _first_line(error)
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in _STALE:
-            return Conflict(f"cannot {action}: {message}", where=where, hint=f"another publisher moved it; {_AGAIN}")
+            moved = f"another publisher moved it; {_AGAIN}"
+            hint = "review the pull request again" if action.startswith("merge ") else moved
+            return Conflict(f"cannot {action}: {message}", where=where, hint=hint)
         if status is not None:
             if status == HTTPStatus.TOO_MANY_REQUESTS:
                 limited = f"cannot {action}: the Hub limits the requests (status 429)"
