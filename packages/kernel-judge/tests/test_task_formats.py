@@ -129,6 +129,7 @@ def test_a_task_that_needs_a_gpu_or_more_memory_exits_with_11(gpu_mode: Path, tm
         ("task.yml", "benchmarks:", "ranked:", "task.yml: benchmarks: expected a list"),
         ("task.yml", "../tools/utils.py", "../utils.py", "task.yml: files: ../utils.py cannot be read"),
         ("reference.py", "def ref_kernel", "def ref", "reference.py: defines no ref_kernel"),
+        ("reference.py", "from utils import", "from helpers import", "list the imported files in `files` of task.yml"),
         ("reference.py", "return torch.rand", "return slice(3), torch.rand", "returns a builtins.slice"),
     ],
 )

@@ -139,7 +139,11 @@ class GpuModeTask(Task):
             if isinstance(error, MachineError):
                 raise
             raise ConfigError(
-                f"cannot be run: {type(error).__name__}: {error}", where=str(self.path / "reference.py")
+                f"cannot be run: {type(error).__name__}: {error}",
+                where=str(self.path / "reference.py"),
+                hint="list the imported files in `files` of task.yml, such as `{name: utils.py, source: ../utils.py}`"
+                if isinstance(error, ModuleNotFoundError)
+                else None,
             ) from error
         finally:
             sys.path.remove(str(directory))
