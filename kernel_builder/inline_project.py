@@ -46,14 +46,14 @@ def files(
         ConfigError: If there is no function, or a name is not a C++ name.
     """
     if not functions:
-        raise ConfigError("no function is named", where="functions", hint="name the functions that become operators")
+        raise ConfigError("no function is named", where="functions (--op)", hint="name the function of each operator")
     for function in functions:
         if not re.fullmatch(r"[A-Za-z]\w*", function):
-            raise ConfigError(f"{function!r} is not the name of a C++ function", where="functions")
+            raise ConfigError(f"{function!r} is not the name of a C++ function", where="functions (--op)")
         if not re.search(rf"\b{function}\s*\(", source):
             known = re.findall(r"^\w[^;={}()\n]*[\s&*](\w+)\([^;{}]*\)\s*{", source, re.MULTILINE)
             hint = f"it has {', '.join(dict.fromkeys(known)) or 'none'}"
-            raise ConfigError(f"the source defines no function {function!r}", where="functions", hint=hint)
+            raise ConfigError(f"the source defines no function {function!r}", where="functions (--op)", hint=hint)
     name = repo_id.rpartition("/")[2]
     package, backend = python_name(name), backend_of(source)
     values = {

@@ -106,9 +106,10 @@ def kernel_name(repo_id: str) -> str:
 
 def _check_backends(wanted: Sequence[str], language: str) -> None:
     offered = BACKENDS[language]
-    if not wanted or not set(wanted) <= set(offered):
+    others = [backend for backend in wanted if backend not in offered]
+    if not wanted or others:
         raise ConfigError(
-            f"there are templates for the backends {' and '.join(offered)}, and not for {', '.join(wanted) or 'none'}",
+            f"there are templates for the backends {' and '.join(offered)}, and not for {', '.join(others) or 'none'}",
             where="--backends",
             hint=f"start with {' or '.join(offered)}, and add others to build.toml (docs/build-toml.md)",
         )

@@ -79,7 +79,8 @@ def _python_package(directory: Path) -> Any:
     except ModuleNotFoundError as error:
         raise ToolchainError("Torch is not installed, and kernels run in it", hint="pip install torch") from error
     if not torch.cuda.is_available():
-        raise ToolchainError("this machine's Torch finds no GPU, on which the configurations are measured")
+        message = "this machine's Torch finds no GPU, on which the configurations are measured"
+        raise ToolchainError(message, hint="run it on a machine with a GPU, or write `config` in aot.toml yourself")
     initial = directory / "build" / "torch-cuda" / "__init__.py"
     if not initial.is_file():
         raise VariantError("is not built", where=str(initial.parent), hint=f"run `kernel-builder build {directory}`")

@@ -76,6 +76,7 @@ def run(
     names = {name for each in peers.values() for name in each}
     if COMPILE in names and jobs > 1:
         ahead = [*costs, *todo]
+        progress.advance("compiling peers", 0, len(ahead))
         for done, _ in enumerate(compile_ahead(project, ahead, names, device, jobs), 1):
             progress.advance("compiling peers", done, len(ahead))
     gc.freeze()  # otherwise every graph capture collects garbage over all imported modules

@@ -47,7 +47,7 @@ def read_launch_function(path: Path, function: str, table: Mapping[str, Any]) ->
     functions = read_functions(path)
     if function not in functions:
         raise ConfigError(
-            f"has no function {function}, which aot.toml names",
+            f"has no function {function}, which [op.{function}] of aot.toml names",
             where=str(path),
             hint=f"define it at the top level, or name the table after one of {', '.join(functions)}",
         )
