@@ -256,7 +256,7 @@ class Rotating(nn.Module):
 @torch.no_grad()
 def test_rotary_tables_that_are_inputs(blocks, half, cos, sin, count):
     model, x = Rotating(half), torch.randn(2, 3, 5, 16)
-    report = traced(blocks, model)
+    report, cos, sin = traced(blocks, model), cos.to(x.device), sin.to(x.device)
     for tables in ((cos, sin), (cos * 2, sin * 2)):
         torch.testing.assert_close(model(x, *tables), Rotating(half)(x, *tables))
     assert report.replaced["Rotating", "rotary embedding"] == count
