@@ -90,6 +90,29 @@ __device__ __forceinline__ float sum_over_block(float value, float4 (&scratch)[k
   return sum;
 }
 
+// Returns the sum over a cluster of at most kMost blocks, each of which has the same value in all threads. The blocks
+// write their values to each other, so that none reads the memory of a block that has ended.
+template <int kMost>
+__device__ __forceinline__ float sum_over_cluster(float value, unsigned rank, unsigned blocks) {
+  __shared__ float values[kMost];
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  const auto synchronize = [] {
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+  };
+  synchronize();  // all blocks have started
+  if (threadIdx.x < blocks) {
+    uint32_t to;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(values + rank)), "r"(threadIdx.x));
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+  }
+  synchronize();
+#endif
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) sum += i < blocks ? values[i] : 0.0f;
+  return sum;
+}
+
 __device__ __forceinline__ float reciprocal_norm(float sum_of_squares, float inverse_of_hidden, float eps) {
   return rsqrtf(sum_of_squares * inverse_of_hidden + eps);
 }
