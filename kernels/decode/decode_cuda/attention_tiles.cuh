@@ -119,49 +119,53 @@ struct Tiles {
     elements = static_cast<int>(problem.elements);
   }
 
-  // The last elements of a head, or the last token, in place of ones past the end: no load has a condition, so that all
-  // are in flight at once.
+  // The last elements of a head in place of ones past the end: no load has a condition, so that all are in flight at
+  // once.
   __device__ __forceinline__ const uint4* vector_at(const char* from, int element) const {
     return reinterpret_cast<const uint4*>(from + min(element, elements - 8) * kBytes);
   }
-  __device__ __forceinline__ const char* row(const Heads& of, int token) const {
-    return at(of, batch, key_head, min(token, tokens - 1), kBytes);
-  }
 
-  // A copy of a warp reads whole rows and writes them next to each other: half a row at a time takes 20 % longer. The
-  // vectors of a row are permuted, so that loads of a warp hit different banks.
-  __device__ __forceinline__ uint4* key_at(int stage, int r, int v) const {
-    return ring + (stage * kWarps + warp) * 2 * kTileVectors + r * kRowVectors + (v ^ ((r & 1) << 2 | (r >> 1 & 3)));
-  }
-  __device__ __forceinline__ uint4* value_at(int stage, int r, int v) const {
-    return ring + ((stage * kWarps + warp) * 2 + 1) * kTileVectors + r * kRowVectors + (v ^ (r >> 1 & 3) << 1);
-  }
+  // The vectors of row r of a tile are permuted, so that loads of a warp hit different banks.
+  static __device__ __forceinline__ constexpr int key_permutation(int r) { return (r & 1) << 2 | (r >> 1 & 3); }
+  static __device__ __forceinline__ constexpr int value_permutation(int r) { return (r >> 1 & 3) << 1; }
+  __device__ __forceinline__ uint4* keys(int stage) const { return ring + (stage * kWarps + warp) * 2 * kTileVectors; }
 
   // The vectors that this lane multiplies: of the keys, i and j count rows and products; of the values, rows and
-  // chunks.
+  // chunks. Their addresses are that of a stage plus constants.
   __device__ __forceinline__ uint4* key_vector(int stage, int i, int j) const {
-    return key_at(stage, i * 8 + g, j * 4 + t);
+    return keys(stage) + g * kRowVectors + ((j % 2 * 4 + t) ^ key_permutation(g)) + i * 8 * kRowVectors + j / 2 * 8;
   }
   __device__ __forceinline__ uint4* value_vector(int stage, int i, int j) const {
-    return value_at(stage, i / 2 * 8 + 2 * t + i % 2, j * 8 + g);
+    return keys(stage) + 2 * t * kRowVectors + (g ^ value_permutation(2 * t)) + kTileVectors +
+           (i / 2 * 8 + i % 2) * kRowVectors + j * 8;
   }
   // The token of which this lane has score i.
   __device__ __forceinline__ int token_of_score(int tile, int i) const { return tile + i / 2 * 8 + 2 * t + i % 2; }
 
-  // Starts the copies of a tile.
+  // Starts the copies of a tile. A copy of a warp reads whole rows and writes them next to each other: half a row at a
+  // time takes 20 % longer. Past the end it reads the last token.
   __device__ __forceinline__ void copy(int tile, int stage) const {
+    const int q = static_cast<unsigned>(lane) / kRowVectors, v = static_cast<unsigned>(lane) % kRowVectors;
+    const auto start = [&](const Heads& of, uint4* rows, const auto& permutation) {
+      const auto* const from = reinterpret_cast<const char*>(vector_at(at(of, batch, key_head, tile, kBytes), v * 8));
+      const int64_t stride = of.token_stride * kBytes;
+      const SharedAddress to = shared_address(rows);
+      const int own = (lane ^ permutation(q)) * kVectorBytes;
 #pragma unroll
-    for (int c = 0; c < kTileVectors; c += kWarp) {
-      const int r = (c + lane) / kRowVectors, v = (c + lane) % kRowVectors;
-      cp_async_or_zero(key_at(stage, r, v), vector_at(row(problem.key, tile + r), v * 8),
-                       kChunks > 2 || v * 8 < elements);
-    }
-#pragma unroll
-    for (int c = 0; c < kTileVectors; c += kWarp) {
-      const int r = (c + lane) / kRowVectors, v = (c + lane) % kRowVectors;
-      cp_async_or_zero(value_at(stage, r, v), vector_at(row(problem.value, tile + r), v * 8),
-                       kChunks > 2 || v * 8 < elements);
-    }
+      for (int r = 0; r < kTokens; r += kWarp / kRowVectors) {
+        cp_async_or_zero(to + r * kRowVectors * kVectorBytes + (own ^ permutation(r) * kVectorBytes),
+                         from + static_cast<unsigned>(min(r + q, tokens - 1 - tile)) * stride,
+                         kChunks > 2 || v * 8 < elements);
+      }
+    };
+    start(problem.key, keys(stage), key_permutation);
+    start(problem.value, keys(stage) + kTileVectors, value_permutation);
+  }
+
+  // Prefetches a tile into L2: half of the lanes a key each, the others a value each.
+  __device__ __forceinline__ void prefetch(int tile) const {
+    const int token = min(tile + lane % kTokens, tokens - 1);
+    prefetch_to_l2(at(lane < kTokens ? problem.key : problem.value, batch, key_head, token, kBytes), elements * kBytes);
   }
 
   // Bit i: the mask includes the token of score i.
