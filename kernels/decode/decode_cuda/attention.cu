@@ -40,7 +40,7 @@ __device__ __forceinline__ float* part_of(float* parts, int64_t head, int split,
 
 // A thread's sums over the tokens of its warp, for heads g and g + 8: weighted values; the largest score; and weights
 // relative to it.
-template <typename T, int kChunks, bool kWide>
+template <typename T, int kChunks, bool kWide, bool kIsPaced>
 struct WarpSums {
   static constexpr int kHalves = kWide ? 2 : 1;
 
@@ -81,7 +81,7 @@ struct WarpSums {
   }
 
   // Adds a tile's values, times the weights of their tokens.
-  __device__ __forceinline__ void add_values(const Tiles<T, kChunks>& tiles, int stage, uint32_t included,
+  __device__ __forceinline__ void add_values(const Tiles<T, kChunks, kIsPaced>& tiles, int stage, uint32_t included,
                                              const float (&weights)[2][4]) {
     const uint32_t low0 = pack<T>(weights[0][0], weights[0][1]), low1 = pack<T>(weights[1][0], weights[1][1]);
     const uint32_t high0 = kWide ? pack<T>(weights[0][2], weights[0][3]) : 0;
@@ -104,7 +104,7 @@ struct WarpSums {
   }
 
   // Puts the weighted values of the block's heads into shared memory, [kWarps][kRows][kSumRow].
-  __device__ __forceinline__ void share_values(const Tiles<T, kChunks>& tiles, float* warp_sums) const {
+  __device__ __forceinline__ void share_values(const Tiles<T, kChunks, kIsPaced>& tiles, float* warp_sums) const {
     constexpr int kRows = kWide ? kMostHeads : kMostHeads / 2;
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) {
@@ -162,8 +162,9 @@ __device__ __forceinline__ Sums add_up(int count, const At& at) {
 }
 
 // Adds up the warps of the block, in the memory of the ring, and writes the result, or the split's part of it.
-template <typename T, int kChunks, bool kWide>
-__device__ __forceinline__ void write_sums(const Tiles<T, kChunks>& tiles, const WarpSums<T, kChunks, kWide>& sums,
+template <typename T, int kChunks, bool kWide, bool kIsPaced>
+__device__ __forceinline__ void write_sums(const Tiles<T, kChunks, kIsPaced>& tiles,
+                                           const WarpSums<T, kChunks, kWide, kIsPaced>& sums,
                                            const Division& division) {
   constexpr int kWarps = kWarpsFor<kChunks>, kRows = kWide ? kMostHeads : kMostHeads / 2;
   __shared__ float warp_largest[kWarps][kMostHeads], warp_weights[kWarps][kMostHeads];
@@ -221,13 +222,13 @@ __device__ __forceinline__ void write_sums(const Tiles<T, kChunks>& tiles, const
 }
 
 // `stages` tiles of a warp fit in shared memory: 2 or 1.
-template <typename T, int kChunks, bool kWide>
+template <typename T, int kChunks, bool kWide, bool kIsPaced>
 __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp, kChunks == 1 ? 2 : 1)
     attention_kernel(const __grid_constant__ Attention problem, const __grid_constant__ Division division, int stages,
                      bool constant_cache) {
   extern __shared__ uint4 ring[];
   trigger_next_grid();
-  const Tiles<T, kChunks> tiles(problem, division, ring);
+  const Tiles<T, kChunks, kIsPaced> tiles(problem, division, ring);
   // Neighbouring tiles belong to different blocks, so that all have as much to do where a mask includes the first
   // tokens only. The first tile is copied without waiting for its mask.
   const int tokens = tiles.tokens, step = kWarpsFor<kChunks> * division.splits * kTokens;
@@ -242,9 +243,9 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp, kChunks == 1 ? 2 : 
 
   const int64_t position = problem.position == nullptr ? -1 : *problem.position;
   const bool* const mask = problem.mask == nullptr ? nullptr : problem.mask + tiles.batch * problem.mask_stride;
-  __shared__ uint4 shared_queries[Queries<T, kChunks, kWide>::kSharedVectors];
-  const Queries<T, kChunks, kWide> queries(tiles, shared_queries);
-  WarpSums<T, kChunks, kWide> sums;
+  __shared__ uint4 shared_queries[Queries<T, kChunks, kWide, kIsPaced>::kSharedVectors];
+  const Queries<T, kChunks, kWide, kIsPaced> queries(tiles, shared_queries);
+  WarpSums<T, kChunks, kWide, kIsPaced> sums;
   const float scale = problem.scale * 1.4426950408889634f;  // log2(e)
   uint32_t next_included = tiles.included(mask, first_tile);
   uint32_t copied_included = stages > 1 ? tiles.included(mask, first_tile + step) : next_included;  // of the next copy
@@ -305,12 +306,12 @@ __global__ void __launch_bounds__(kSumThreads) sum_kernel(float* parts, int spli
   }).store_result(out + head * elements + element);
 }
 
-template <typename T, int kChunks, bool kWide>
+template <typename T, int kChunks, bool kWide, bool kIsPaced>
 void launch(const Attention& problem, const Division& division, bool constant_cache, cudaStream_t stream) {
   constexpr size_t kStage = sizeof(uint4) * kWarpsFor<kChunks> * 2 * kTokens * 8 * kChunks;
   constexpr size_t kSums =
       sizeof(float) * kWarpsFor<kChunks> * (kWide ? kMostHeads : kMostHeads / 2) * kSumRow<kChunks>;
-  const auto kernel = attention_kernel<T, kChunks, kWide>;
+  const auto kernel = attention_kernel<T, kChunks, kWide, kIsPaced>;
   int device = 0, room = 0;
   // Errors are also left for cudaGetLastError.
   if (current_device(&device) != cudaSuccess ||
@@ -337,11 +338,12 @@ void launch(const Attention& problem, const Division& division, bool constant_ca
 template <typename T, bool kWide>
 void launch_for_elements(const Attention& problem, const Division& division, bool constant_cache, cudaStream_t stream) {
   if (problem.elements <= kChunk) {
-    launch<T, 1, kWide>(problem, division, constant_cache, stream);
+    launch<T, 1, kWide, false>(problem, division, constant_cache, stream);
   } else if (problem.elements <= 2 * kChunk) {
-    launch<T, 2, kWide>(problem, division, constant_cache, stream);
+    if (division.is_paced) return launch<T, 2, false, true>(problem, division, constant_cache, stream);
+    launch<T, 2, kWide, false>(problem, division, constant_cache, stream);
   } else {
-    launch<T, 4, false>(problem, division, constant_cache, stream);
+    launch<T, 4, false, false>(problem, division, constant_cache, stream);
   }
 }
 
