@@ -24,7 +24,8 @@ enum class ForwardLayout : unsigned {
   aligned = 2,  // aligned rows, not the fast path
   general = 4,  // calls that no other row takes; widths are in elements if the rows are not aligned
 };
-enum class Residual : unsigned { none = 8, added = 16 };
+enum class Reads : unsigned { many = 8, other = 16 };  // many: no residual, and a call of at least kManyBytesPerSm
+constexpr int64_t kManyBytesPerSm = 120 << 10;         // read and written
 
 struct ForwardLaunch : kit::LaunchKey<ForwardLaunch> {
   LAUNCH_FIELD(bool, row_per_block, true)  // else a block has several rows, each read by up to 32 lanes
@@ -42,6 +43,7 @@ struct ForwardLaunch : kit::LaunchKey<ForwardLaunch> {
   // prefetches its own reads. Measured: with 16 KB, aligned rows are slower on an H200, and with 32 KB on an
   // H100.
   LAUNCH_FIELD(int, l2_multiple, 2)
+  LAUNCH_FIELD(int64_t, l2_once_width, 0)  // with rows up to this width, l2_multiple is 1
   LAUNCH_FIELD(int64_t, prefetch_bytes_per_sm, 24 << 10)
   LAUNCH_FIELD(int, prefetch_blocks_per_sm, 4)
   // PDL: grids of at least this many blocks trigger the next grid when they start, smaller ones after their grid wait.
@@ -61,14 +63,15 @@ constexpr ForwardLaunch kForwardLaunches[] = {
     kShortRows.for_variants(ForwardLayout::fast).for_widths(65, 128),
     kShortRows.for_variants(ForwardLayout::aligned).for_widths(1, 64).with_vectors(2).with_held(2),
     kShortRows.for_variants(ForwardLayout::aligned).for_widths(65, 128),
-    // A block per row: two vectors per thread while 512 threads can hold a row, else four. Without a residual, rows of
-    // 640 and 896 vectors take 8 % less time with four (H200): more vectors are in flight on an SM.
-    kFast.for_variants(ForwardLayout::fast, Residual::none).for_widths(513, 1023).with_threads(256),
+    // A block per row: two vectors per thread while 512 threads can hold a row, else four. Many reads without a
+    // residual take up to 9 % less time with four from 448 vectors on (H200): more vectors are in flight on an SM.
+    kFast.for_variants(ForwardLayout::fast, Reads::many).for_widths(448, 1024).with_threads(256),
     kFast.for_widths(129, 1024).with_threads(512).with_vectors(2).with_held(2),
     // Few blocks fit on an SM. Prefetching ahead keeps the memory busy while they reduce their rows.
-    kFast.for_widths(1025, 4096).with_l2_multiple(1),
-    // Longer rows are shared by clusters, whose blocks are small enough for two per SM.
-    kFast.for_capabilities({90}).for_widths(4097, 16384).with_threads(512).with_blocks(8).with_l2_multiple(1),
+    kFast.for_widths(1025, 4096).with_l2_once_width(3072),
+    // Longer rows are shared by clusters, whose blocks are small enough for several per SM.
+    kFast.for_capabilities({90}).for_widths(4097, 8192).with_threads(256).with_blocks(8).with_l2_multiple(0),
+    kFast.for_capabilities({90}).for_widths(8193, 16384).with_threads(512).with_blocks(8).with_l2_multiple(0),
     // The general kernel loops over a row and holds nothing.
     kShortRows.for_variants(ForwardLayout::general).for_widths(0, 256).with_min_threads(1).with_vectors(1),
     ForwardLaunch().for_variants(ForwardLayout::general).for_widths(257, kit::kAnyWidth),
