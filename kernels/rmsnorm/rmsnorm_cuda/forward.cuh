@@ -212,7 +212,7 @@ template <int kRow, typename Arguments, typename T, bool kAdd>
 __global__ void LAUNCH_BOUNDS(kForwardLaunches[kRow].threads, min_blocks(kForwardLaunches[kRow], kAdd))
     forward_aligned_kernel(const __grid_constant__ Arguments arguments) {
   constexpr ForwardLaunch kLaunch = kForwardLaunches[kRow];
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 100 != 9
   if (kLaunch.blocks > 1) return;  // not launched; saves space
 #endif
   constexpr bool kBlock = kLaunch.row_per_block, kClusters = kLaunch.blocks > 1;

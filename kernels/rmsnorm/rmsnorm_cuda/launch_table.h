@@ -70,8 +70,8 @@ constexpr ForwardLaunch kForwardLaunches[] = {
     // Few blocks fit on an SM. Prefetching ahead keeps the memory busy while they reduce their rows.
     kFast.for_widths(1025, 4096).with_l2_once_width(3072),
     // Longer rows are shared by clusters, whose blocks are small enough for several per SM.
-    kFast.for_capabilities({90}).for_widths(4097, 8192).with_threads(256).with_blocks(8).with_l2_multiple(0),
-    kFast.for_capabilities({90}).for_widths(8193, 16384).with_threads(512).with_blocks(8).with_l2_multiple(0),
+    kFast.for_capabilities({90, 100}).for_widths(4097, 8192).with_threads(256).with_blocks(8).with_l2_multiple(0),
+    kFast.for_capabilities({90, 100}).for_widths(8193, 16384).with_threads(512).with_blocks(8).with_l2_multiple(0),
     // The general kernel loops over a row and holds nothing.
     kShortRows.for_variants(ForwardLayout::general).for_widths(0, 256).with_min_threads(1).with_vectors(1),
     ForwardLaunch().for_variants(ForwardLayout::general).for_widths(257, kit::kAnyWidth),
