@@ -94,13 +94,12 @@ __device__ __forceinline__ void cp_async(Word* to, const void* from) {
 }
 
 // Copies 16 bytes as `cp_async`, or fills them with zeros without reading.
-__device__ __forceinline__ void cp_async_or_zero(uint4* to, const uint4* from, bool is_copied) {
+__device__ __forceinline__ void cp_async_or_zero(SharedAddress to, const void* from, bool is_copied) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-               "r"(is_copied ? 16 : 0)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_copied ? 16 : 0)
                : "memory");
 #else
-  *to = is_copied ? *from : uint4{};
+  *shared_pointer<uint4>(to) = is_copied ? *static_cast<const uint4*>(from) : uint4{};
 #endif
 }
 

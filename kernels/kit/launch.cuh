@@ -121,10 +121,10 @@ inline int compiled_capability() { return 0; }
 // Unlike cudaError_t, hipError_t must not be ignored, unless that is marked.
 #pragma clang diagnostic ignored "-Wunused-value"
 
-// AMD GPUs start a kernel when the previous one has ended.
+// AMD GPUs start a kernel when the previous one has ended, and have no clusters.
 template <typename... Parameters>
-cudaError_t launch_with_pdl(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
-                            cudaStream_t stream, Parameters... parameters) {
+cudaError_t launch_clusters_with_pdl(void (*kernel)(Parameters...), dim3 blocks, dim3, dim3 threads,
+                                     size_t shared_bytes, cudaStream_t stream, Parameters... parameters) {
   hipLaunchKernelGGL(kernel, blocks, threads, shared_bytes, stream, parameters...);
   return cudaPeekAtLastError();
 }
@@ -170,13 +170,13 @@ cudaError_t launch_clusters_with_pdl(void (*kernel)(Parameters...), dim3 blocks,
   return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
 }
 
+#endif
+
 // The same without clusters.
 template <typename... Parameters>
 cudaError_t launch_with_pdl(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
                             cudaStream_t stream, Parameters... parameters) {
   return launch_clusters_with_pdl(kernel, blocks, dim3(1), threads, shared_bytes, stream, parameters...);
 }
-
-#endif
 
 }  // namespace kit

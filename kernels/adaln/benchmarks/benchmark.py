@@ -14,13 +14,7 @@ EPS = 1e-6
 # Batch, tokens, hidden size: PixArt and DiT-XL, LTX-Video, Wan 2.1 and larger models.
 BLOCKS = [(2, 1024, 2048), (1, 4096, 3072), (2, 4992, 2048), (1, 16384, 3072), (2, 4096, 1152)]
 # Unusual widths, a single row, and many short rows.
-OTHERS = [
-    (1, 4096, 1000),
-    (1, 4096, 5120),
-    (1, 4096, 7168),
-    (1, 1, 3072),
-    (1, 131072, 64),
-]
+OTHERS = [(1, 4096, 1000), (1, 4096, 5120), (1, 4096, 7168), (1, 1, 3072), (1, 131072, 64)]
 CPU = [(2, 256, 1152), (1, 256, 3072)]
 SHAPES = {name: {"cuda": BLOCKS + OTHERS, "cpu": CPU} for name in ("forward", "backward")}
 

@@ -32,15 +32,15 @@ template <int kChunks>
 constexpr int kSumRow = kChunks * kChunk + 4;
 constexpr size_t kStaticBytes = 6 * 1024;  // of shared memory, at most
 
-// Of the parts of a query head, one for each split: [splits][elements + 2], each the sums, the largest score and the
-// weights relative to it.
+// Of the parts of a query head, one for each split: [splits][elements + 4], each the sums, the largest score, the
+// weights relative to it, and two more for alignment.
 __device__ __forceinline__ float* part_of(float* parts, int64_t head, int split, int splits, int elements) {
-  return parts + (head * splits + split) * (elements + 2);
+  return parts + (head * splits + split) * (elements + 4);
 }
 
 // A thread's sums over the tokens of its warp, for heads g and g + 8: weighted values; the largest score; and weights
 // relative to it.
-template <typename T, int kChunks, bool kWide>
+template <typename T, int kChunks, bool kWide, bool kIsPaced>
 struct WarpSums {
   static constexpr int kHalves = kWide ? 2 : 1;
 
@@ -81,7 +81,7 @@ struct WarpSums {
   }
 
   // Adds a tile's values, times the weights of their tokens.
-  __device__ __forceinline__ void add_values(const Tiles<T, kChunks>& tiles, int stage, uint32_t included,
+  __device__ __forceinline__ void add_values(const Tiles<T, kChunks, kIsPaced>& tiles, int stage, uint32_t included,
                                              const float (&weights)[2][4]) {
     const uint32_t low0 = pack<T>(weights[0][0], weights[0][1]), low1 = pack<T>(weights[1][0], weights[1][1]);
     const uint32_t high0 = kWide ? pack<T>(weights[0][2], weights[0][3]) : 0;
@@ -104,7 +104,7 @@ struct WarpSums {
   }
 
   // Puts the weighted values of the block's heads into shared memory, [kWarps][kRows][kSumRow].
-  __device__ __forceinline__ void share_values(const Tiles<T, kChunks>& tiles, float* warp_sums) const {
+  __device__ __forceinline__ void share_values(const Tiles<T, kChunks, kIsPaced>& tiles, float* warp_sums) const {
     constexpr int kRows = kWide ? kMostHeads : kMostHeads / 2;
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) {
@@ -127,34 +127,44 @@ struct WarpSums {
   }
 };
 
-// Sums of one head and one element: each relative to its own largest score, in any order that is the same each time.
+// Sums of one head and four elements: each relative to its own largest score, in any order that is the same each time.
 struct Sums {
-  float largest = -INFINITY, weight = 0.0f, value = 0.0f;
+  float largest, weight;
+  Vector<float, 4> value;
 
-  __device__ __forceinline__ float result() const { return weight > 0.0f ? value / weight : 0.0f; }
+  // Writes the quotients.
+  template <typename T>
+  __device__ __forceinline__ void store_result(T* to) const {
+    const float factor = weight > 0.0f ? 1.0f / weight : 0.0f;
+    const auto& [a, b, c, d] = value.elements;
+    store(to, encode_all<T, 4>({a * factor, b * factor, c * factor, d * factor}));
+  }
 };
 
 // Adds up `count` sums, of which `at(i)` returns one.
 template <int kMost, typename At>
 __device__ __forceinline__ Sums add_up(int count, const At& at) {
-  Sums all[kMost], total;
+  Sums all[kMost], total{-INFINITY, 0.0f, {}};
 #pragma unroll
   for (int i = 0; i < kMost; ++i) {
-    if (i < count) all[i] = at(i);
+    all[i] = i < count ? at(i) : Sums{-INFINITY, 0.0f, {}};
     total.largest = fmaxf(total.largest, all[i].largest);
   }
 #pragma unroll
   for (int i = 0; i < kMost; ++i) {
     const float factor = factor_of(all[i].largest, total.largest);
     total.weight = fmaf(factor, all[i].weight, total.weight);
-    total.value = fmaf(factor, all[i].value, total.value);
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      total.value.elements[e] = fmaf(factor, all[i].value.elements[e], total.value.elements[e]);
   }
   return total;
 }
 
 // Adds up the warps of the block, in the memory of the ring, and writes the result, or the split's part of it.
-template <typename T, int kChunks, bool kWide>
-__device__ __forceinline__ void write_sums(const Tiles<T, kChunks>& tiles, const WarpSums<T, kChunks, kWide>& sums,
+template <typename T, int kChunks, bool kWide, bool kIsPaced>
+__device__ __forceinline__ void write_sums(const Tiles<T, kChunks, kIsPaced>& tiles,
+                                           const WarpSums<T, kChunks, kWide, kIsPaced>& sums,
                                            const Division& division) {
   constexpr int kWarps = kWarpsFor<kChunks>, kRows = kWide ? kMostHeads : kMostHeads / 2;
   __shared__ float warp_largest[kWarps][kMostHeads], warp_weights[kWarps][kMostHeads];
@@ -175,18 +185,21 @@ __device__ __forceinline__ void write_sums(const Tiles<T, kChunks>& tiles, const
   __syncthreads();
   const int64_t first_head = tiles.batch * problem.query_heads + tiles.first_head;
   auto* const out = static_cast<T*>(problem.out) + first_head * elements;
-  for (int i = static_cast<int>(threadIdx.x); i < heads * elements; i += kWarps * kWarp) {
-    const int h = i / elements, element = i % elements;
+  const int quads = elements / 4;
+  const auto quad_at = [](float* sums) { return reinterpret_cast<Vector<float, 4>*>(sums); };
+  for (int i = static_cast<int>(threadIdx.x); i < heads * quads; i += kWarps * kWarp) {
+    const int h = i / quads, element = i % quads * 4;
     const Sums total = add_up<kWarps>(kWarps, [&](int w) {
-      return Sums{warp_largest[w][h], warp_weights[w][h], warp_sums[(w * kRows + h) * kSumRow<kChunks> + element]};
+      return Sums{warp_largest[w][h], warp_weights[w][h],
+                  *quad_at(warp_sums + (w * kRows + h) * kSumRow<kChunks> + element)};
     });
     if (division.splits == 1) {
-      out[i] = encode<T>(total.result());
+      total.store_result(out + 4 * i);
       continue;
     }
     float* const part = part_of(problem.parts, first_head + h, static_cast<int>(blockIdx.x), division.splits, elements);
     // In place of the first warp's, which no other thread reads.
-    (division.is_cluster ? warp_sums + h * kSumRow<kChunks> : part)[element] = total.value;
+    *quad_at((division.is_cluster ? warp_sums + h * kSumRow<kChunks> : part) + element) = total.value;
     if (element != 0) continue;
     (division.is_cluster ? block_largest[h] : part[elements]) = total.largest;
     (division.is_cluster ? block_weights[h] : part[elements + 1]) = total.weight;
@@ -196,30 +209,31 @@ __device__ __forceinline__ void write_sums(const Tiles<T, kChunks>& tiles, const
   const auto cluster = cooperative_groups::this_cluster();
   cluster.sync();
   const int threads = kWarps * kWarp * division.splits;
-  for (int i = static_cast<int>(cluster.thread_rank()); i < heads * elements; i += threads) {
-    const int h = i / elements, element = i % elements;
+  for (int i = static_cast<int>(cluster.thread_rank()); i < heads * quads; i += threads) {
+    const int h = i / quads, element = i % quads * 4;
     const Sums total = add_up<kMostBlocksOfCluster>(division.splits, [&](int rank) {
       return Sums{cluster.map_shared_rank(block_largest, rank)[h], cluster.map_shared_rank(block_weights, rank)[h],
-                  cluster.map_shared_rank(warp_sums, rank)[h * kSumRow<kChunks> + element]};
+                  *quad_at(cluster.map_shared_rank(warp_sums, rank) + h * kSumRow<kChunks> + element)};
     });
-    out[i] = encode<T>(total.result());
+    total.store_result(out + 4 * i);
   }
   cluster.sync();  // the others have read the shared memory of this block
 #endif
 }
 
 // `stages` tiles of a warp fit in shared memory: 2 or 1.
-template <typename T, int kChunks, bool kWide>
+template <typename T, int kChunks, bool kWide, bool kIsPaced>
 __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp, kChunks == 1 ? 2 : 1)
     attention_kernel(const __grid_constant__ Attention problem, const __grid_constant__ Division division, int stages,
                      bool constant_cache) {
   extern __shared__ uint4 ring[];
   trigger_next_grid();
-  const Tiles<T, kChunks> tiles(problem, division, ring);
+  const Tiles<T, kChunks, kIsPaced> tiles(problem, division, ring);
   // Neighbouring tiles belong to different blocks, so that all have as much to do where a mask includes the first
   // tokens only. The first tile is copied without waiting for its mask.
   const int tokens = tiles.tokens, step = kWarpsFor<kChunks> * division.splits * kTokens;
   const int first_tile = (tiles.warp * division.splits + static_cast<int>(blockIdx.x)) * kTokens;
+  if (!constant_cache && first_tile < tokens) tiles.prefetch(first_tile);
   if (!constant_cache) grid_wait();
   if (stages > 1) {
     if (first_tile < tokens) tiles.copy(first_tile, 0);
@@ -229,9 +243,9 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp, kChunks == 1 ? 2 : 
 
   const int64_t position = problem.position == nullptr ? -1 : *problem.position;
   const bool* const mask = problem.mask == nullptr ? nullptr : problem.mask + tiles.batch * problem.mask_stride;
-  __shared__ uint4 shared_queries[Queries<T, kChunks, kWide>::kSharedVectors];
-  const Queries<T, kChunks, kWide> queries(tiles, shared_queries);
-  WarpSums<T, kChunks, kWide> sums;
+  __shared__ uint4 shared_queries[Queries<T, kChunks, kWide, kIsPaced>::kSharedVectors];
+  const Queries<T, kChunks, kWide, kIsPaced> queries(tiles, shared_queries);
+  WarpSums<T, kChunks, kWide, kIsPaced> sums;
   const float scale = problem.scale * 1.4426950408889634f;  // log2(e)
   uint32_t next_included = tiles.included(mask, first_tile);
   uint32_t copied_included = stages > 1 ? tiles.included(mask, first_tile + step) : next_included;  // of the next copy
@@ -264,66 +278,40 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp, kChunks == 1 ? 2 : 
   write_sums(tiles, sums, division);
 }
 
-// Adds up the parts of a query head: a block for each. Groups of threads take every so many splits, and lane i of a
-// warp has the factors of splits i, i + 32 and so on.
-constexpr int kSumThreads = 256;
+// Adds up the parts of a query head: a block for each. Groups of threads take every so many splits.
+constexpr int kSumThreads = 256, kMostGroups = 16, kLoads = 8;  // loads of a thread before the first use
 template <typename T>
 __global__ void __launch_bounds__(kSumThreads) sum_kernel(float* parts, int splits, int elements, T* out) {
   trigger_next_grid();
-  constexpr int kOfLane = kMostSplits / kWarp, kLoads = 8;  // loads of a thread before the first use
-  __shared__ float factors[kMostSplits], group_sums[kSumThreads];
+  __shared__ Sums group_sums[kSumThreads];
+  const int thread = static_cast<int>(threadIdx.x), quads = elements / 4, group = thread / quads;
+  const int groups = min(kMostGroups, kSumThreads / quads), element = thread % quads * 4;
   const int64_t head = blockIdx.x;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp;
-  const int width = elements <= kChunk ? kChunk : elements <= 2 * kChunk ? 2 * kChunk : kMostElements;
-  const int groups = kSumThreads / width, group = thread / width, element = thread % width;
-  const bool has_element = element < elements;
   grid_wait();
-  const auto part = [&](int split) { return part_of(parts, head, split, splits, elements); };
-  const auto value = [&](int split) { return split < splits && has_element ? part(split)[element] : 0.0f; };
-  float values[kLoads];
-  float2 scores[kOfLane];  // the largest, and weights relative to it
-#pragma unroll
-  for (int i = 0; i < kOfLane; ++i) {
-    const int split = lane + i * kWarp;
-    scores[i] = split < splits ? *reinterpret_cast<const float2*>(part(split) + elements) : float2{-INFINITY, 0.0f};
+  Sums total{-INFINITY, 0.0f, {}};
+  for (int first = group; group < groups && first < splits; first += kLoads * groups) {
+    total = add_up<kLoads + 1>(kLoads + 1, [&](int i) {
+      const int split = first + (i - 1) * groups;
+      if (i == 0 || split >= splits) return i == 0 ? total : Sums{-INFINITY, 0.0f, {}};
+      const float* const part = part_of(parts, head, split, splits, elements);
+      const auto score = *reinterpret_cast<const float2*>(part + elements);
+      return Sums{score.x, score.y, load<float, 4>(part + element)};
+    });
   }
-#pragma unroll
-  for (int i = 0; i < kLoads; ++i) values[i] = value(group + i * groups);
-  float overall = -INFINITY, weight = 0.0f, sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kOfLane; ++i) overall = fmaxf(overall, scores[i].x);
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    overall = fmaxf(overall, __shfl_xor_sync(kAllLanes, overall, offset));
-  }
-#pragma unroll
-  for (int i = 0; i < kOfLane; ++i) {
-    const float factor = factor_of(scores[i].x, overall);
-    weight = fmaf(factor, scores[i].y, weight);
-    if (thread < kWarp) factors[lane + i * kWarp] = factor;
-  }
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) weight += __shfl_xor_sync(kAllLanes, weight, offset);
+  group_sums[thread] = total;
   __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kLoads; ++i) sum = fmaf(factors[min(group + i * groups, kMostSplits - 1)], values[i], sum);
-#pragma unroll kLoads
-  for (int split = group + kLoads * groups; split < splits; split += groups) {
-    sum = fmaf(factors[split], value(split), sum);
-  }
-  group_sums[thread] = sum;
-  __syncthreads();
-  if (group > 0 || !has_element) return;
-  for (int i = 1; i < groups; ++i) sum += group_sums[i * width + element];
-  out[head * elements + element] = encode<T>(weight > 0.0f ? sum / weight : 0.0f);
+  if (group > 0) return;
+  add_up<kMostGroups>(groups, [&](int i) {
+    return group_sums[i * quads + thread];
+  }).store_result(out + head * elements + element);
 }
 
-template <typename T, int kChunks, bool kWide>
+template <typename T, int kChunks, bool kWide, bool kIsPaced>
 void launch(const Attention& problem, const Division& division, bool constant_cache, cudaStream_t stream) {
   constexpr size_t kStage = sizeof(uint4) * kWarpsFor<kChunks> * 2 * kTokens * 8 * kChunks;
   constexpr size_t kSums =
       sizeof(float) * kWarpsFor<kChunks> * (kWide ? kMostHeads : kMostHeads / 2) * kSumRow<kChunks>;
-  const auto kernel = attention_kernel<T, kChunks, kWide>;
+  const auto kernel = attention_kernel<T, kChunks, kWide, kIsPaced>;
   int device = 0, room = 0;
   // Errors are also left for cudaGetLastError.
   if (current_device(&device) != cudaSuccess ||
@@ -350,11 +338,12 @@ void launch(const Attention& problem, const Division& division, bool constant_ca
 template <typename T, bool kWide>
 void launch_for_elements(const Attention& problem, const Division& division, bool constant_cache, cudaStream_t stream) {
   if (problem.elements <= kChunk) {
-    launch<T, 1, kWide>(problem, division, constant_cache, stream);
+    launch<T, 1, kWide, false>(problem, division, constant_cache, stream);
   } else if (problem.elements <= 2 * kChunk) {
-    launch<T, 2, kWide>(problem, division, constant_cache, stream);
+    if (division.is_paced) return launch<T, 2, false, true>(problem, division, constant_cache, stream);
+    launch<T, 2, kWide, false>(problem, division, constant_cache, stream);
   } else {
-    launch<T, 4, false>(problem, division, constant_cache, stream);
+    launch<T, 4, false, false>(problem, division, constant_cache, stream);
   }
 }
 
@@ -365,7 +354,7 @@ int attention_parts(const Attention& problem, int64_t* floats) {
   Division division{};
   if (const cudaError_t error = divide(problem, &division); error != cudaSuccess) return error;
   if (division.splits > 1 && !division.is_cluster)
-    *floats = problem.batch * problem.query_heads * division.splits * (problem.elements + 2);
+    *floats = problem.batch * problem.query_heads * division.splits * (problem.elements + 4);
   return cudaSuccess;
 }
 

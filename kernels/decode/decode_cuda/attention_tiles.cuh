@@ -90,7 +90,7 @@ __device__ __forceinline__ void rotate(uint4 (&vectors)[2 * kChunks], const Rota
 // Lane 4 * g + t has query heads g and g + 8, vectors of the keys g and g + 8 of a tile, vectors of the values of
 // tokens 2 * t, 2 * t + 1, and of those eight later, and scores of the same tokens: products of a head with a tile's
 // keys have the layout that the product with its values needs. Elements are permuted so that each vector is one load.
-template <typename T, int kChunks>
+template <typename T, int kChunks, bool kIsPaced>
 struct Tiles {
   static constexpr int kBytes = sizeof(T), kWarps = kWarpsFor<kChunks>;
   static constexpr int kRowVectors = 8 * kChunks;             // of 16 bytes, in a row of a tile
@@ -119,49 +119,76 @@ struct Tiles {
     elements = static_cast<int>(problem.elements);
   }
 
-  // The last elements of a head, or the last token, in place of ones past the end: no load has a condition, so that all
-  // are in flight at once.
+  // The last elements of a head in place of ones past the end: no load has a condition, so that all are in flight at
+  // once.
   __device__ __forceinline__ const uint4* vector_at(const char* from, int element) const {
     return reinterpret_cast<const uint4*>(from + min(element, elements - 8) * kBytes);
   }
-  __device__ __forceinline__ const char* row(const Heads& of, int token) const {
-    return at(of, batch, key_head, min(token, tokens - 1), kBytes);
-  }
 
-  // A copy of a warp reads whole rows and writes them next to each other: half a row at a time takes 20 % longer. The
-  // vectors of a row are permuted, so that loads of a warp hit different banks.
+  // The vectors of row r of a tile are permuted, so that loads of a warp hit different banks.
+  static __device__ __forceinline__ constexpr int key_permutation(int r) { return (r & 1) << 2 | (r >> 1 & 3); }
+  static __device__ __forceinline__ constexpr int value_permutation(int r) { return (r >> 1 & 3) << 1; }
+  __device__ __forceinline__ uint4* keys(int stage) const { return ring + (stage * kWarps + warp) * 2 * kTileVectors; }
+
+  // Where blocks are paced, each address is computed by itself: the time of that leaves the memory no queue.
   __device__ __forceinline__ uint4* key_at(int stage, int r, int v) const {
-    return ring + (stage * kWarps + warp) * 2 * kTileVectors + r * kRowVectors + (v ^ ((r & 1) << 2 | (r >> 1 & 3)));
+    return keys(stage) + r * kRowVectors + (v ^ key_permutation(r));
   }
   __device__ __forceinline__ uint4* value_at(int stage, int r, int v) const {
-    return ring + ((stage * kWarps + warp) * 2 + 1) * kTileVectors + r * kRowVectors + (v ^ (r >> 1 & 3) << 1);
+    return keys(stage) + kTileVectors + r * kRowVectors + (v ^ value_permutation(r));
   }
 
   // The vectors that this lane multiplies: of the keys, i and j count rows and products; of the values, rows and
-  // chunks.
+  // chunks. Their addresses are that of a stage plus constants.
   __device__ __forceinline__ uint4* key_vector(int stage, int i, int j) const {
-    return key_at(stage, i * 8 + g, j * 4 + t);
+    if (kIsPaced) return key_at(stage, i * 8 + g, j * 4 + t);
+    return keys(stage) + g * kRowVectors + ((j % 2 * 4 + t) ^ key_permutation(g)) + i * 8 * kRowVectors + j / 2 * 8;
   }
   __device__ __forceinline__ uint4* value_vector(int stage, int i, int j) const {
-    return value_at(stage, i / 2 * 8 + 2 * t + i % 2, j * 8 + g);
+    if (kIsPaced) return value_at(stage, i / 2 * 8 + 2 * t + i % 2, j * 8 + g);
+    return keys(stage) + 2 * t * kRowVectors + (g ^ value_permutation(2 * t)) + kTileVectors +
+           (i / 2 * 8 + i % 2) * kRowVectors + j * 8;
   }
   // The token of which this lane has score i.
   __device__ __forceinline__ int token_of_score(int tile, int i) const { return tile + i / 2 * 8 + 2 * t + i % 2; }
 
-  // Starts the copies of a tile.
+  // Starts the copies of a tile. A copy of a warp reads whole rows and writes them next to each other: half a row at a
+  // time takes 20 % longer. Past the end it reads the last token.
   __device__ __forceinline__ void copy(int tile, int stage) const {
+    if constexpr (kIsPaced) {
+      const auto start = [&](const Heads& of, const auto& to) {
 #pragma unroll
-    for (int c = 0; c < kTileVectors; c += kWarp) {
-      const int r = (c + lane) / kRowVectors, v = (c + lane) % kRowVectors;
-      cp_async_or_zero(key_at(stage, r, v), vector_at(row(problem.key, tile + r), v * 8),
-                       kChunks > 2 || v * 8 < elements);
+        for (int c = 0; c < kTileVectors; c += kWarp) {
+          const int r = (c + lane) / kRowVectors, v = (c + lane) % kRowVectors;
+          const char* const row = at(of, batch, key_head, min(tile + r, tokens - 1), kBytes);
+          cp_async_or_zero(shared_address(to(r, v)), vector_at(row, v * 8), kChunks > 2 || v * 8 < elements);
+        }
+      };
+      start(problem.key, [&](int r, int v) { return key_at(stage, r, v); });
+      start(problem.value, [&](int r, int v) { return value_at(stage, r, v); });
+      return;
     }
+    const int q = static_cast<unsigned>(lane) / kRowVectors, v = static_cast<unsigned>(lane) % kRowVectors;
+    const auto start = [&](const Heads& of, uint4* rows, const auto& permutation) {
+      const auto* const from = reinterpret_cast<const char*>(vector_at(at(of, batch, key_head, tile, kBytes), v * 8));
+      const int64_t stride = of.token_stride * kBytes;
+      const SharedAddress to = shared_address(rows);
+      const int own = (lane ^ permutation(q)) * kVectorBytes;
 #pragma unroll
-    for (int c = 0; c < kTileVectors; c += kWarp) {
-      const int r = (c + lane) / kRowVectors, v = (c + lane) % kRowVectors;
-      cp_async_or_zero(value_at(stage, r, v), vector_at(row(problem.value, tile + r), v * 8),
-                       kChunks > 2 || v * 8 < elements);
-    }
+      for (int r = 0; r < kTokens; r += kWarp / kRowVectors) {
+        cp_async_or_zero(to + r * kRowVectors * kVectorBytes + (own ^ permutation(r) * kVectorBytes),
+                         from + static_cast<unsigned>(min(r + q, tokens - 1 - tile)) * stride,
+                         kChunks > 2 || v * 8 < elements);
+      }
+    };
+    start(problem.key, keys(stage), key_permutation);
+    start(problem.value, keys(stage) + kTileVectors, value_permutation);
+  }
+
+  // Prefetches a tile into L2: half of the lanes a key each, the others a value each.
+  __device__ __forceinline__ void prefetch(int tile) const {
+    const int token = min(tile + lane % kTokens, tokens - 1);
+    prefetch_to_l2(at(lane < kTokens ? problem.key : problem.value, batch, key_head, token, kBytes), elements * kBytes);
   }
 
   // Bit i: the mask includes the token of score i.
@@ -178,7 +205,7 @@ struct Tiles {
 
 // The queries of a lane's heads g and g + 8, normalized and rotated. Those of heads of more than 128 elements are in
 // shared memory, since the registers hold the sums.
-template <typename T, int kChunks, bool kWide>
+template <typename T, int kChunks, bool kWide, bool kIsPaced>
 struct Queries {
   static constexpr bool kIsShared = kChunks > 2;
   static constexpr int kVectors = 2 * kChunks, kSharedVectors = kIsShared ? kVectors * kWarp : 1;
@@ -187,7 +214,8 @@ struct Queries {
   const uint4* shared;
 
   // `shared` has kSharedVectors vectors. All threads of the block call this.
-  __device__ __forceinline__ Queries(const Tiles<T, kChunks>& tiles, uint4* shared) : shared(shared + tiles.lane) {
+  __device__ __forceinline__ Queries(const Tiles<T, kChunks, kIsPaced>& tiles, uint4* shared)
+      : shared(shared + tiles.lane) {
     if constexpr (kIsShared) {
       static_assert(!kWide);
       uint4 vectors[kVectors];
@@ -204,7 +232,8 @@ struct Queries {
   }
 
   // Reads the vectors of a head; zeros past the end. Not a lambda, which clang would call.
-  static __device__ __forceinline__ void read(const Tiles<T, kChunks>& tiles, int head, uint4 (&vectors)[kVectors]) {
+  static __device__ __forceinline__ void read(const Tiles<T, kChunks, kIsPaced>& tiles, int head,
+                                              uint4 (&vectors)[kVectors]) {
     const Attention& problem = tiles.problem;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
@@ -223,8 +252,9 @@ struct Queries {
 
 // Writes the new key and value to the cache, and in place of the copies in the tile: these do not wait for the
 // position.
-template <typename T, int kChunks>
-__device__ __forceinline__ void write_new_token(const Tiles<T, kChunks>& tiles, int64_t position, int tile, int stage) {
+template <typename T, int kChunks, bool kIsPaced>
+__device__ __forceinline__ void write_new_token(const Tiles<T, kChunks, kIsPaced>& tiles, int64_t position, int tile,
+                                                int stage) {
   const Attention& problem = tiles.problem;
   const int g = tiles.g, t = tiles.t, lane = tiles.lane;
   const char* const new_key = at(problem.new_key, tiles.batch, tiles.key_head, 0, sizeof(T));
@@ -259,9 +289,10 @@ __device__ __forceinline__ void write_new_token(const Tiles<T, kChunks>& tiles, 
 }
 
 // Multiplies the queries with a tile's keys. scores[i][2 * h + j]: head g + 8 * h, token 8 * i + 2 * t + j.
-template <typename T, int kChunks, bool kWide>
-__device__ __forceinline__ void multiply_keys(const Tiles<T, kChunks>& tiles, const Queries<T, kChunks, kWide>& queries,
-                                              int stage, float (&scores)[2][4]) {
+template <typename T, int kChunks, bool kWide, bool kIsPaced>
+__device__ __forceinline__ void multiply_keys(const Tiles<T, kChunks, kIsPaced>& tiles,
+                                              const Queries<T, kChunks, kWide, kIsPaced>& queries, int stage,
+                                              float (&scores)[2][4]) {
   float halves[2][4]{};  // a second sum of each score, since a product waits for the sum that it is added to
 #pragma unroll
   for (int j = 0; j < 2 * kChunks; ++j) {

@@ -12,42 +12,14 @@ from workload import Workload, peer
 EPS = 1e-6
 
 # Batch, tokens, hidden size: transformers from 1 to 70 billion parameters, norms over heads, very wide rows.
-TUNED = [
-    (1, 1024, 2048),
-    (2, 1024, 2048),
-    (4, 1024, 2048),
-    (1, 4096, 2048),
-    (2, 4096, 3072),
-    (1, 8192, 2048),
-    (4, 4096, 3072),
-    (1, 128, 4096),
-    (1, 512, 4096),
-    (1, 1024, 4096),
-    (1, 2048, 4096),
-    (1, 4096, 4096),
-    (4, 512, 4096),
-    (8, 256, 4096),
-    (1, 8192, 4096),
-    (1, 16384, 8192),
-    (1, 32768, 128),
-    (1, 4096, 16384),
-]
+TUNED = [(1, 1024, 2048), (2, 1024, 2048), (1, 4096, 2048), (2, 4096, 3072), (1, 8192, 2048), (4, 4096, 3072)]
+TUNED += [*((1, 2**n, 4096) for n in (7, 9, 10, 11, 12, 13)), (1, 16384, 8192), (1, 32768, 128), (1, 4096, 16384)]
 # Unusual widths, a single row, and many short rows.
-OTHERS = [
-    (1, 4096, 1000),
-    (1, 4096, 1152),
-    (1, 4096, 5120),
-    (1, 4096, 7168),
-    (1, 1, 4096),
-    (1, 131072, 64),
-]
+OTHERS = [(1, 4096, 1000), (1, 4096, 1152), (1, 4096, 5120), (1, 4096, 7168), (1, 1, 4096), (1, 131072, 64)]
 TRAINED = [(1, 4096, 2048), (1, 8192, 4096), (4, 4096, 3072)]
 CPU = [(1, 512, 2048), (1, 512, 4096), (1, 8192, 128), (1, 512, 5120)]
-NORM_SHAPES = {
-    "forward": {"cuda": TUNED + OTHERS, "cpu": CPU},
-    "forward + backward": {"cuda": TRAINED + OTHERS, "cpu": CPU},
-}
-ADD_SHAPES = {name: {"cuda": TRAINED + OTHERS, "cpu": CPU} for name in ("forward", "backward")}
+BOTH = {"cuda": TRAINED + OTHERS, "cpu": CPU}
+NORM_SHAPES = {"forward": {"cuda": TUNED + OTHERS, "cpu": CPU}, "forward + backward": BOTH}
 
 
 def normed(x, weight):
@@ -89,13 +61,12 @@ class RMSNorm(Workload):
     def naive(self, x, weight):
         return self.naive_kernel.rms_norm(x, weight, EPS)
 
-    def eager(self, x, weight):
-        return normed(x, weight)
+    eager = staticmethod(normed)
 
 
 class AddRMSNorm(Workload):
     title = "add_rms_norm"
-    shapes = ADD_SHAPES
+    shapes = dict.fromkeys(("forward", "backward"), BOTH)
     small = (1, 8, 1024)
     peers = ADD_PEERS
 

@@ -16,28 +16,31 @@ namespace rmsnorm {
 namespace {
 
 struct Grid {
-  unsigned blocks, threads;
+  unsigned blocks, threads, cluster;
 };
 
 // Maps rows of `width` vectors to threads, and sets arguments.log2_lanes.
 Grid grid_of(const ForwardLaunch& launch, int64_t width, ForwardArguments& arguments) {
   if (launch.row_per_block) {
     arguments.log2_lanes = kWholeBlock;
-    const int64_t threads = (threads_of_row(launch, width) + kWarp - 1) / kWarp * kWarp;
-    return {static_cast<unsigned>(arguments.rows), static_cast<unsigned>(threads)};
+    const int64_t threads = threads_of_row(launch, width), cluster = (threads + launch.threads - 1) / launch.threads;
+    const int64_t warps = (threads + cluster * kWarp - 1) / (cluster * kWarp);
+    return {static_cast<unsigned>(arguments.rows * cluster), static_cast<unsigned>(warps * kWarp),
+            static_cast<unsigned>(cluster)};
   }
   arguments.log2_lanes = static_cast<uint8_t>(log2_lanes(launch, width));
   const int64_t rows_per_block = launch.threads >> arguments.log2_lanes;
   return {static_cast<unsigned>((arguments.rows + rows_per_block - 1) / rows_per_block),
-          static_cast<unsigned>(launch.threads)};
+          static_cast<unsigned>(launch.threads), 1};
 }
 
 template <typename T, bool kAdd>
 void launch_row(int row, const ForwardArguments& arguments, const Grid& grid, bool aligned, cudaStream_t stream) {
-  with_row<kForwardLaunches, dtype_bit(kTypeOf<T>)>(row, [&](auto index) {
+  constexpr unsigned kOther = kAdd ? static_cast<unsigned>(Reads::many) : 0;
+  with_row<kForwardLaunches, dtype_bit(kTypeOf<T>), ~kOther>(row, [&](auto index) {
     constexpr ForwardLaunch kLaunch = kForwardLaunches[index()];
     const auto start = [&](auto kernel, const auto& kernel_arguments) {
-      launch_with_pdl(kernel, grid.blocks, grid.threads, 0, stream, kernel_arguments);
+      launch_clusters_with_pdl(kernel, grid.blocks, grid.cluster, grid.threads, 0, stream, kernel_arguments);
     };
     if constexpr (kLaunch.is(ForwardLayout::general)) {
       start(aligned ? forward_general_kernel<T, kVectorBytes / sizeof(T), kAdd> : forward_general_kernel<T, 1, kAdd>,
@@ -58,21 +61,25 @@ void launch(ForwardArguments& arguments, const Forward& problem, const DevicePro
                            aligned(problem.residual, kBytes) && aligned(problem.weight.data) &&
                            aligned(problem.normed) && aligned(problem.sum);
   const int64_t width = all_aligned ? problem.hidden / kWidth : problem.hidden;
+  const int64_t bytes = problem.rows * problem.hidden * kBytes * (kAdd ? 4 : 2);
   const auto find = [&](ForwardLayout layout) {
-    return find_row(kForwardLaunches, {compiled_capability(), problem.type, layout, width});
+    const Variants variants{layout, !kAdd && bytes >= kManyBytesPerSm * device.sms ? Reads::many : Reads::other};
+    return find_row(kForwardLaunches, {compiled_capability(), problem.type, variants, width});
   };
   int row = all_aligned ? find(arguments.fast ? ForwardLayout::fast : ForwardLayout::aligned) : -1;
   if (row < 0) row = find(ForwardLayout::general);
   const ForwardLaunch& launch = kForwardLaunches[row];
-  const int64_t bytes = problem.rows * problem.hidden * kBytes * (kAdd ? 4 : 2);
-  arguments.exceeds_l2 = bytes > launch.l2_multiple * static_cast<int64_t>(device.l2_bytes);
+  const Grid grid = grid_of(launch, width, arguments);
+  const int l2_multiple = width <= launch.l2_once_width ? 1 : launch.l2_multiple;
+  arguments.exceeds_l2 = bytes > l2_multiple * static_cast<int64_t>(device.l2_bytes);
   arguments.prefetch_blocks = arguments.exceeds_l2 ? UINT_MAX : launch.prefetch_blocks_per_sm * device.sms;
   // With a residual, prefetching ahead costs 1 to 3 % on an H100 and gains at most 1 % on an H200.
   if (arguments.exceeds_l2 && !kAdd) {
     const int64_t row_bytes = problem.hidden * kBytes;
-    arguments.prefetch_distance = device.sms * std::max<int64_t>(launch.prefetch_bytes_per_sm / row_bytes, 1);
+    arguments.prefetch_distance =
+        device.sms * std::max<int64_t>(launch.prefetch_bytes_per_sm / row_bytes, 1) / grid.cluster;
   }
-  launch_row<T, kAdd>(row, arguments, grid_of(launch, width, arguments), all_aligned, stream);
+  launch_row<T, kAdd>(row, arguments, grid, all_aligned, stream);
 }
 
 ForwardArguments arguments_of(const Forward& problem) {

@@ -196,22 +196,26 @@ __device__ __forceinline__ void store_row(const Arguments& arguments, int64_t of
 // and 42 with one, which leaves an SM two blocks of 448 threads instead of three; clang's would save registers and load
 // the weight late.
 #if defined(__clang__)
-template <int kRow, bool kAdd>
-constexpr int kMinBlocks = kAdd && kForwardLaunches[kRow].row_per_block ? 0 : 1024 / kForwardLaunches[kRow].threads;
+constexpr bool kIsClang = true;
 #else
-template <int kRow, bool kAdd>
-constexpr int kMinBlocks = kForwardLaunches[kRow].row_per_block ? 0 : 1024 / kForwardLaunches[kRow].threads;
+constexpr bool kIsClang = false;
 #endif
+constexpr int min_blocks(const ForwardLaunch& launch, bool add) {
+  return launch.row_per_block && launch.blocks == 1 && (add || !kIsClang) ? 0 : 1024 / launch.threads;
+}
 
 // With `row_per_block` a block has one row, else one row per group of 2^log2_lanes lanes.
 //
 // With FastForwardArguments all loads are in flight before the first is waited for, and there is no branch per vector.
 // That saves 2 % of the time with large tensors and 10 % with small ones (H100).
 template <int kRow, typename Arguments, typename T, bool kAdd>
-__global__ void LAUNCH_BOUNDS(kForwardLaunches[kRow].threads, kMinBlocks<kRow, kAdd>)
+__global__ void LAUNCH_BOUNDS(kForwardLaunches[kRow].threads, min_blocks(kForwardLaunches[kRow], kAdd))
     forward_aligned_kernel(const __grid_constant__ Arguments arguments) {
   constexpr ForwardLaunch kLaunch = kForwardLaunches[kRow];
-  constexpr bool kBlock = kLaunch.row_per_block;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 100 != 9
+  if (kLaunch.blocks > 1) return;  // not launched; saves space
+#endif
+  constexpr bool kBlock = kLaunch.row_per_block, kClusters = kLaunch.blocks > 1;
   constexpr int kWidth = kVectorBytes / sizeof(T), kVectors = kLaunch.held, kWarps = kLaunch.threads / kWarp;
   constexpr int kLog2Lanes = fixed_log2_lanes(kLaunch);
   // A residual and a weight at once would take too many registers.
@@ -219,10 +223,11 @@ __global__ void LAUNCH_BOUNDS(kForwardLaunches[kRow].threads, kMinBlocks<kRow, k
   // As a constant, the number of lanes makes the distances between a thread's vectors constants as well, and keeps
   // addresses out of registers.
   const int log2_lanes = kLog2Lanes >= 0 ? kLog2Lanes : arguments.log2_lanes;
-  const int lanes = kBlock ? blockDim.x : 1 << log2_lanes;
-  const int lane = kBlock ? threadIdx.x : threadIdx.x & (lanes - 1);
+  const Cluster cluster = kClusters ? enter_cluster() : Cluster{blockIdx.x, 0, 1};
+  const int lanes = kBlock ? cluster.blocks * blockDim.x : 1 << log2_lanes;
+  const int lane = kBlock ? cluster.rank * blockDim.x + threadIdx.x : threadIdx.x & (lanes - 1);
   const int64_t row =
-      kBlock ? blockIdx.x : (static_cast<int64_t>(blockIdx.x) * kLaunch.threads + threadIdx.x) >> log2_lanes;
+      kBlock ? cluster.number : (static_cast<int64_t>(blockIdx.x) * kLaunch.threads + threadIdx.x) >> log2_lanes;
   // A thread without a row still takes part in its warp's reduction.
   const int columns = kBlock || row < arguments.rows ? arguments.hidden : 0;
   const int weight_columns = arguments.weight.data != nullptr ? columns : 0;
@@ -235,8 +240,7 @@ __global__ void LAUNCH_BOUNDS(kForwardLaunches[kRow].threads, kMinBlocks<kRow, k
     }
   };
   if (gridDim.x >= kLaunch.early_trigger_blocks) trigger_next_grid();
-  if (blockIdx.x < arguments.prefetch_blocks && (kBlock ? threadIdx.x == 0 : lane == 0))
-    prefetch_row<T, kAdd>(arguments, row);
+  if (blockIdx.x < arguments.prefetch_blocks && lane == 0) prefetch_row<T, kAdd>(arguments, row);
   grid_wait();
   if (gridDim.x < kLaunch.early_trigger_blocks) trigger_next_grid();
   Vector<T, kWidth> x[kVectors], residual[kAdd ? kVectors : 1];
@@ -258,6 +262,7 @@ __global__ void LAUNCH_BOUNDS(kForwardLaunches[kRow].threads, kMinBlocks<kRow, k
   if constexpr (kBlock) {
     __shared__ float4 scratch[kWarps / 4];
     squares[0] = sum_over_block<kWarps>(squares[0], scratch);
+    if constexpr (kClusters) squares[0] = sum_over_cluster<kLaunch.blocks>(squares[0], cluster);
   } else {
     sum_over_lanes(squares, lanes);
   }

@@ -92,21 +92,11 @@ EPS = 1e-6
 # The models' settings, by their heads of q and of k and the elements of a head: the unit of normalization, how elements
 # pair up, and whether values are rounded before the weight.
 LTX, WAN, FLUX, QWEN3 = (1, 1, 2048), (12, 12, 128), (24, 24, 128), (32, 8, 128)
-NORMS = {
-    LTX: {"norm": "token", "pairs": "interleaved", "rounding": "last"},
-    WAN: {"norm": "token", "pairs": "interleaved", "rounding": "last"},
-    FLUX: {"norm": "head", "pairs": "interleaved", "rounding": "last"},
-    QWEN3: {"norm": "head", "pairs": "half", "rounding": "before_weight"},
-}
+VIDEO_NORM = {"norm": "token", "pairs": "interleaved", "rounding": "last"}
+QWEN3_NORM = {"norm": "head", "pairs": "half", "rounding": "before_weight"}
+NORMS = {LTX: VIDEO_NORM, WAN: VIDEO_NORM, FLUX: {**VIDEO_NORM, "norm": "head"}, QWEN3: QWEN3_NORM}
 # Batch, tokens, heads of q, heads of k, elements of a head.
-NORM_MODELS = [
-    (1, 2464, *LTX),
-    (1, 7056, *LTX),
-    (1, 7800, *WAN),
-    (1, 32760, *WAN),
-    (1, 4608, *FLUX),
-    (1, 8192, *QWEN3),
-]
+NORM_MODELS = [(1, 2464, *LTX), (1, 7056, *LTX), (1, 7800, *WAN), (1, 32760, *WAN), (1, 4608, *FLUX), (1, 8192, *QWEN3)]
 NORM_CPU = [(1, 128, *LTX), (1, 256, *WAN), (1, 128, *FLUX), (1, 128, *QWEN3)]
 
 
@@ -153,10 +143,7 @@ class NormRotary(Workload):
 
     def eager(self, q, k, q_weight, k_weight, cos, sin):
         norm, pairs, rounding = self.form["norm"], self.form["pairs"], self.form["rounding"]
-        return (
-            turned(normed(q, q_weight, norm, rounding), cos, sin, pairs),
-            turned(normed(k, k_weight, norm, rounding), cos, sin, pairs),
-        )
+        return tuple(turned(normed(x, w, norm, rounding), cos, sin, pairs) for x, w in ((q, q_weight), (k, k_weight)))
 
     def trained(self, q, k, q_weight, k_weight, cos, sin):
         return q, k, q_weight, k_weight

@@ -3,11 +3,4 @@
 from . import layers
 from .norm import ada_layer_norm, ada_rms_norm, add_ada_norm, gate_residual, gate_residual_ada_norm
 
-__all__ = [
-    "ada_layer_norm",
-    "ada_rms_norm",
-    "add_ada_norm",
-    "gate_residual",
-    "gate_residual_ada_norm",
-    "layers",
-]
+__all__ = ["ada_layer_norm", "ada_rms_norm", "add_ada_norm", "gate_residual", "gate_residual_ada_norm", "layers"]
