@@ -24,7 +24,7 @@ from kernel_hub.repositories.index import IndexedRepository, RepositoryIndex
 from kernel_hub.repositories.reader import read_repository
 from kernel_hub.repositories.store import RepositoryStore
 from kernel_hub.settings import Settings
-from kernel_hub.storage.disk import private_directory, sync_filesystem
+from kernel_hub.storage.disk import BLOCK, occupied, private_directory, sync_filesystem
 from kernel_hub.storage.large_files import IncomingFile, LargeFiles
 from kernel_hub.storage.locks import exclusive_lock
 from kernel_hub.tokens import AnyToken, Caller, TokenFile
@@ -74,13 +74,13 @@ class Hub:
         self.tokens.caller_by_key("")
         self.index.is_public("")
 
-    def caller(self, authorization: str) -> Caller:
+    def caller(self, authorization: str | None) -> Caller:
         """Return the caller of an `Authorization` header, which holds a token as bearer or as basic password.
 
         Raises:
-            Refusal: If the Hub does not know the token.
+            Refusal: If the Hub does not know the token, or the header is empty.
         """
-        if not authorization:
+        if authorization is None:
             return Caller()
         scheme, _, sent = authorization.partition(" ")
         token = None
@@ -96,11 +96,7 @@ class Hub:
         return self.tokens.caller(token)
 
     def to_read(self, repo_id: str, caller: Caller) -> GitRepository:
-        """Open a repository that this caller may see.
-
-        Raises:
-            Refusal: If there is none.
-        """
+        """Open a repository that this caller may see, or raise a refusal if there is none."""
         # Without a scope, the same work for a private repository as for a missing one, so that times are equal.
         if not caller.may_see(repo_id) and not self.index.is_public(repo_id):
             raise no_repository(repo_id, hidden=True)
@@ -110,13 +106,15 @@ class Hub:
         return repository
 
     def to_write(self, repo_id: str, caller: Caller) -> GitRepository:
-        """Open a repository that this caller may change.
-
-        Raises:
-            Refusal: If there is none, or the caller may not.
-        """
+        """Open a repository that this caller may change, or raise a refusal if there is none, or the caller may not."""
         repository = self.to_read(repo_id, caller)
         self.must_write(repo_id, caller)
+        return repository
+
+    def to_add(self, repo_id: str, caller: Caller) -> GitRepository:
+        """Open a repository that this caller may change, or raise a refusal, also if a small file exceeds the quota."""
+        repository = self.to_write(repo_id, caller)
+        self.allowances.check(BLOCK)
         return repository
 
     def to_propose(self, repo_id: str, caller: Caller) -> GitRepository:
@@ -164,11 +162,11 @@ class Hub:
     def keep(self, repository: GitRepository, incoming: Sequence[IncomingFile]) -> None:
         """Store sealed uploads as large files of a repository, durably."""
         with self.lock_large_files():
-            added = sum(file.size for file in incoming if file.sha256 not in repository.owned)
+            new = {file.sha256: file.size for file in incoming if file.sha256 not in repository.owned}
+            if new:
+                self.index.grow(repository.repo_id, sum(occupied(size) + BLOCK for size in new.values()))
             self.large_files.adopt(incoming)
             repository.owned.add(file.sha256 for file in incoming)
-        if added:
-            self.index.grow(repository.repo_id, added)
 
     # Clients send large files to signed addresses, without their token.
 

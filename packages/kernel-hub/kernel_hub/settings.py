@@ -24,7 +24,9 @@ class RequestLimits:
     """The most changes of a commit."""
     pull_requests: int = 32
     """The most pull requests in one repository by a token without write access."""
-    body_bytes: int = 8 << 20
+    list_bytes: int = 1 << 20
+    """The largest body with a list of files or objects. Python's JSON parser stops all threads meanwhile."""
+    body_bytes: int = 128 << 10
     """The largest body of any other request."""
     bodies_bytes: int = 64 << 20
     """The largest sum of other bodies in memory at the same time."""

@@ -42,11 +42,7 @@ class Token(BaseModel):
     groups: dict[str, list[str]] | None = None  # of a proxy: group of users -> organizations that it reads
 
     def caller(self) -> Caller:
-        """Return the caller who sends this token.
-
-        Raises:
-            Refusal: If the token has expired.
-        """
+        """Return the caller who sends this token, or raise a refusal if the token has expired."""
         if self.expires is not None and self.expires <= time.time():
             message = f"the token {self.name!r} has expired on {day(self.expires)}: ask its operator for another"
             # Not 401, which the clients show as a repository that does not exist.
@@ -150,11 +146,7 @@ class TokenFile:
         return self._tokens
 
     def caller(self, token: str | None) -> Caller:
-        """Return the caller who sends this token.
-
-        Raises:
-            Refusal: If the token is unknown or has expired.
-        """
+        """Return the caller who sends this token, or raise a refusal if the token is unknown or has expired."""
         if not token:
             return Caller()
         return self._matching(token, of_proxy=False).caller()

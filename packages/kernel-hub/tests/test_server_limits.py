@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -36,7 +37,8 @@ def test_the_quota(start_hub: Callable[..., RunningHub]) -> None:
     hub = start_hub("--quota", "4")
     for repo_id in ("a/one", "b/two"):
         hub.api().create_repo(repo_id, repo_type="kernel")
-    commit(hub.api(), "a/one", "x.so", os.urandom(2_500_000))
+    slow = begin(signed_address(hub, bytes(3_800_000), repo_id="b/two"), "PUT", 3_800_000, b"x")
+    commit(hub.api(), "a/one", "x.so", os.urandom(2_500_000))  # the slow upload keeps no space from others
     for path, content in (("y.so", os.urandom(1_600_000)), ("y.txt", b"y" * 1_600_000)):
         with pytest.raises(HfHubHTTPError, match="this Hub has"):
             commit(hub.api(), "b/two", path, content)
@@ -46,9 +48,42 @@ def test_the_quota(start_hub: Callable[..., RunningHub]) -> None:
     assert answer.status_code == 413 and answer.headers["X-Error-Code"] == "QuotaExceeded"
     body = commit_body("z", "x" * 3_000_000)
     refused = requests.post(f"{hub.url}/api/kernels/b/two/commit/main", data=body, headers=TOKEN)
-    assert refused.status_code == 413 and not list((hub.root / "incoming").iterdir())
+    assert refused.status_code == 413 and len(list((hub.root / "incoming").iterdir())) == 1  # the slow upload's
+    tiny = "\n".join([body[: body.index("\n")], *(commit_body(f"{n}", f"{n}").partition("\n")[2] for n in range(400))])
+    refused = requests.post(f"{hub.url}/api/kernels/b/two/commit/main", data=tiny, headers=TOKEN)
+    assert refused.status_code == 413  # each takes a block of the disk
+    slow.close()
     hub.api().delete_repo("a/one", repo_type="kernel")
     commit(hub.api(), "b/two", "x.so", os.urandom(2_500_000))
+
+
+def test_a_commit_that_fails_leaves_nothing(hub: RunningHub) -> None:
+    hub.api().create_repo("a/one", repo_type="kernel")
+    commit(hub.api(), "a/one", "x/y")
+
+    def stored() -> tuple[set[Path], str]:
+        lines = requests.get(f"{hub.url}/metrics").text.splitlines()
+        files = {path for path in hub.root.rglob("*") if path.is_file() and "lock" not in path.name}
+        return files, next(line for line in lines if line.startswith("hub_stored_bytes "))
+
+    before = stored()
+    header, text = commit_body("t", os.urandom(20_000).hex()).splitlines()
+    files = [text, *(commit_body(path, "\0" + os.urandom(9).hex()).splitlines()[1] for path in ("a.so", "b/c"))]
+    for lines, status in (
+        (files, 400),  # no header
+        ([header.replace('"summary"', '"parentCommit": "0000000", "summary"'), *files], 412),
+        ([header, *files, text.replace('"t"', '"x"')], 400),  # both a file and a folder
+        ([header, *files, text.replace('"t"', '"T"')], 400),
+        ([header, *files, json.dumps({"key": "deletedFile", "value": {"path": "none"}})], 404),
+    ):
+        for query in ("", "?create_pr=1"):
+            url = f"{hub.url}/api/kernels/a/one/commit/main{query}"
+            answer = requests.post(url, data="\n".join(lines), headers=TOKEN)
+            assert answer.status_code == status and stored() == before, (answer.text, stored()[0] - before[0])
+    assert requests.post(url, data="\n".join([header, *files]), headers=TOKEN).ok
+    done, counted = stored()
+    new = sum(path.stat().st_size for path in done - before[0])
+    assert 0 < float(counted.split()[1]) - float(before[1].split()[1]) - new < 16 * 4096
 
 
 def test_signed_addresses_end_with_the_token(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
@@ -73,6 +108,8 @@ def test_signed_addresses_end_with_the_token(start_hub: Callable[..., RunningHub
     slow = [begin(f"{hub.url}/api/kernels/a/one/paths-info/main", "POST", 100, b"p", token="") for _ in range(16)]
     with pytest.raises(requests.Timeout):  # all threads for requests without a token are in use
         requests.get(f"{hub.url}/api/kernels", timeout=1)
+    for sent in ("", "x", "Digest x", "Bearer", "Basic Og=="):  # no way around the limit
+        assert requests.get(f"{hub.url}/api/kernels", headers={"Authorization": sent}, timeout=10).status_code == 401
     assert requests.get(address("download", other), timeout=10).content == data
     for connection in slow:
         connection.close()
@@ -104,18 +141,10 @@ def test_answers_do_not_wait_for_acknowledgments(hub: RunningHub) -> None:
 
 
 def test_gitignore_counts_in_uploads(hub: RunningHub, tmp_path: Path) -> None:
-    files = {
-        ".gitignore": "# of a build\n*.log\n!keep.log\nbuild/\n/top\n**/node_modules\n",
-        "a.log": "",
-        "keep.log": "k",
-        "build/x": "b",
-        "a/b/node_modules/c": "n",
-        "sub/top": "s",
-        "top": "t",
-    }
-    for path, content in files.items():
+    for path in ("a.log", "keep.log", "build/x", "a/b/node_modules/c", "sub/top", "top"):
         (tmp_path / "up" / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "up" / path).write_text(content or "x")
+        (tmp_path / "up" / path).write_text("x")
+    (tmp_path / "up/.gitignore").write_text("# of a build\n*.log\n!keep.log\nbuild/\n/top\n**/node_modules\n")
     api = hub.api()
     api.create_repo("a/one", repo_type="kernel")
     api.upload_folder(repo_id="a/one", folder_path=tmp_path / "up", repo_type="kernel")

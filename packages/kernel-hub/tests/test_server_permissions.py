@@ -18,7 +18,7 @@ import pytest
 import requests
 from huggingface_hub import CommitInfo, CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
-from raw_requests import TOKEN, begin, commit, hub_command, signed_address, target
+from raw_requests import TOKEN, commit, hub_command, target
 
 from kernel_format.errors import ConfigError
 from kernel_hub import tokens
@@ -178,21 +178,11 @@ def test_malformed_addresses_are_refused(start_hub: Callable[..., RunningHub], t
     hub = start_hub("--token-file", str(tmp_path / "tokens.json"))
     Hub(Settings(hub.root)).repositories.create("a/one", private=False, author="ci")
     api = "/api/kernels/a/one"
-    odd = ["%00", "main%00x", "%ED%A0%80", "%FF", "a%0Ab", "%7F"]
-    for value in odd:
-        for address in (
-            f"/api/a{value}b",
-            f"/api/kernels/a{value}/one",
-            f"{api}/revision/{value}",
-            f"{api}/tree/{value}/x",
-            f"{api}/tree/main/{value}",
-            f"{api}/commits/{value}",
-            f"/kernels/a/one/resolve/{value}/x",
-            f"/kernels/a/one/resolve/main/{value}",
-            f"/kernels/a/one/commit/{value}",
-            f"/api/models/a/one/revision/{value}",
-        ):
-            status, answer = ask(hub, f"GET {address}")
+    routes = [f"{api}/{route}" for route in ("revision/{}", "tree/{}/x", "tree/main/{}", "commits/{}")]
+    routes += [f"/kernels/a/one/{route}" for route in ("resolve/{}/x", "resolve/main/{}", "commit/{}")]
+    for value in ("%00", "main%00x", "%ED%A0%80", "%FF", "a%0Ab", "%7F"):
+        for address in ("/api/a{}b", "/api/kernels/a{}/one", "/api/models/a/one/revision/{}", *routes):
+            status, answer = ask(hub, f"GET {address.format(value)}")
             assert status == 400 and "x-error-message" in answer.lower(), (address, answer)
     for address in ("/?search=%00", f"{api}?x=a%00b", "/kernels/a/one?version=%00", "/api/kernels?cursor=%00"):
         assert ask(hub, f"GET {address}")[0] == 400, address
@@ -251,9 +241,6 @@ def test_concurrent_requests_for_one_name(tmp_path: Path) -> None:
     assert not [path for path in (tmp_path / "hub/repositories/a").iterdir() if path.name.startswith(".new-")]
 
 
-OPEN = {"/health", "/metrics", "/api/validate-yaml"}
-
-
 def test_a_read_token_may_only_open_pull_requests(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     owner, reader, other = (
@@ -287,7 +274,7 @@ def test_a_read_token_may_only_open_pull_requests(start_hub: Callable[..., Runni
     before = requests.get(f"{hub.url}/api/kernels/a/one/refs?include_prs=1").json()
     for method, path, body in every_route(hub, "a/one"):
         path = path.replace("/discussions/1", "/discussions/2")  # noqa: PLW2901
-        read = method in {"get", "head"} or path in OPEN or "paths-info" in path or path.endswith("objects/batch")
+        read = method in {"get", "head"} or "paths-info" in path or path.endswith(("objects/batch", "validate-yaml"))
         if not read and "/large/" not in path:
             answer = requests.request(method, hub.url + path, json=body, headers=head)
             assert answer.status_code in {400, 401, 403, 404}, (method, path, answer.text)
@@ -342,17 +329,8 @@ SCRIPT = '<svg xmlns="http://www.w3.org/2000/svg" onload="alert(1)"><script>aler
 
 def test_files_and_pages_run_no_script(hub: RunningHub) -> None:
     hub.api().create_repo(KERNEL, repo_type="kernel")
-    names = [
-        "a.svg",
-        "a.html",
-        "a.xhtml",
-        "a.xml",
-        "a.js",
-        "a.pdf",
-        "a.htm\u00e9",
-        "quote\"'><script>alert(3)<.svg",
-        "a;b=c.svg",
-    ]
+    names = ["a.svg", "a.html", "a.xhtml", "a.xml", "a.js", "a.pdf", "a.htm\u00e9", "a;b=c.svg"]
+    names += ["quote\"'><script>alert(3)<.svg"]
     lines = [{"key": "header", "value": {"summary": "<script>alert(4)</script>", "description": "</pre><img src=x>"}}]
     lines += [{"key": "file", "value": {"path": name, "content": SCRIPT}} for name in names]
     card = f'# <script>x</script>\n\n<a href="javascript:x">x</a> <svg onload=x> ![x](x"onerror=alert(5).svg)\n{SCRIPT}'
@@ -425,26 +403,12 @@ def test_a_reference_names_one_commit(hub: RunningHub) -> None:
     assert requests.get(f"{url}/revision/{moved.oid[:12]}").status_code == 404
 
 
-def test_bytecode_is_refused(hub: RunningHub) -> None:
+def test_bytecode_and_names_that_differ_in_case_only_are_refused(hub: RunningHub) -> None:
     api = hub.api()
     api.create_repo("a/one", repo_type="kernel")
     for path in ("build/torch-cpu/__pycache__/__init__.cpython-311.pyc", "build/torch-cpu/x.PYC", "__PyCache__/x"):
         with pytest.raises(HfHubHTTPError, match="is bytecode"):
             commit(api, "a/one", path)
-
-
-def test_a_slow_upload_keeps_no_space_from_others(start_hub: Callable[..., RunningHub]) -> None:
-    hub = start_hub("--quota", "1")
-    hub.api().create_repo(KERNEL, repo_type="kernel")
-    slow = begin(signed_address(hub, bytes(900_000)), "PUT", 900_000, b"x")
-    data = b"\0" * 400_000
-    assert requests.put(signed_address(hub, data), data=data).ok
-    slow.close()
-
-
-def test_names_that_differ_in_case_only_are_refused(hub: RunningHub) -> None:
-    api = hub.api()
-    api.create_repo("a/one", repo_type="kernel")
     with pytest.raises(HfHubHTTPError, match="in case only"):
         api.create_repo("a/One", repo_type="kernel")
     for number in range(4):
@@ -491,8 +455,3 @@ def test_a_damaged_file_of_the_operator_is_no_error_of_the_request(
         index.write(b"damaged" * 1000)
     for path in ("/health", "/api/kernels"):
         assert requests.get(hub.url + path, headers={"Authorization": f"Bearer {token}"}).status_code == 503
-
-
-@pytest.mark.parametrize("sent", ["x", "Digest x", "Bearer", "Basic Og=="])
-def test_a_header_without_a_token_is_no_way_around_the_limit_of_anonymous_requests(hub: RunningHub, sent: str) -> None:
-    assert requests.get(f"{hub.url}/api/kernels", headers={"Authorization": sent}).status_code == 401

@@ -241,11 +241,8 @@ def test_git_clones_and_fetches_and_cannot_push(start_hub: Callable[..., Running
     for number in range(40):  # more than one round of negotiation, and a request that git compresses
         api.create_tag("a/open", tag=f"t{number}", repo_type="kernel")
     there = f"{hub.url}/kernels/a/open"
-    for name, *options in (
-        (there, "-q"),
-        (f"{there}.git", "-q", "--depth=1"),
-        (there, "-q", "-c", "protocol.version=0"),
-    ):
+    old = (there, "-q", "-c", "protocol.version=0")
+    for name, *options in ((there, "-q"), (f"{there}.git", "-q", "--depth=1"), old):
         done = git("clone", *options, name, str(tmp_path / f"clone{len(options)}"))
         assert done.returncode == 0, done.stderr
     clone = tmp_path / "clone1"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import pygit2
 from pygit2.enums import FileMode
 
 from kernel_hub import names
 from kernel_hub.git.configuration import GitConfiguration
-from kernel_hub.git.objects import FileChange, PullRequest, peeled, retry_reading, write_commit
+from kernel_hub.git.objects import FileChange, PullRequest, StagedBlob, peeled, retry_reading, write_commit
 from kernel_hub.git.owned_files import OwnedFiles
 from kernel_hub.git.refs import GitRefs
 from kernel_hub.git.tree_changes import changed_tree
@@ -32,9 +33,12 @@ class GitCommits:
         self._configuration = configuration
         self._owned = owned
 
-    def write_blob(self, data: bytes) -> str:
-        """Store the content of a small file, which nothing refers to yet, and return its id."""
-        return str(retry_reading(lambda: self._git.create_blob(data)))
+    def write_blobs(self, blobs: Mapping[str, StagedBlob]) -> None:
+        """Store the contents of small files, by their ids. Nothing refers to them yet."""
+        self._refs.grow(*(blob.size for oid, blob in blobs.items() if oid not in self._git))
+        for blob in blobs.values():
+            data = blob.read()
+            retry_reading(partial(self._git.create_blob, data))
 
     def create_first(self, author: str) -> None:
         """Create `main` with its first commit. No lock is needed, since the repository is not visible yet."""
@@ -53,13 +57,13 @@ class GitCommits:
         author: str,
         parent: str | None = None,
         pull_request: bool = False,
-        stored: int = 0,
+        store: Callable[[], None] = lambda: None,
         most_open: int | None = None,
     ) -> tuple[str, str]:
         """Make all changes in one commit, on a branch or as a new pull request for it.
 
         Args:
-            stored: The bytes of new blobs, which the index counts.
+            store: Stores the files of the changes after all other checks, without the lock: a large commit takes long.
             most_open: The most pull requests that the author may have. None: any number.
 
         Returns:
@@ -68,7 +72,8 @@ class GitCommits:
         Raises:
             Refusal: If the branch does not exist, is not at `parent`, or a change cannot be made.
         """
-        with self._refs.locked(stored):
+
+        def checked() -> tuple[str, str]:
             if pull_request:  # for a branch only, not for a tag, a commit or another pull request
                 full = f"refs/heads/{revision}"
                 self._check_open(author, most_open)
@@ -77,16 +82,26 @@ class GitCommits:
             base = self._refs.commit_of(full)
             if base is None:
                 raise no_revision(self._repo_id, revision)
-            old: str | None = base
-            if pull_request:
-                full, old = f"refs/pr/{self._next_pull_request()}", None
             if parent is not None and not base.startswith(parent):
                 raise moved_meanwhile(revision, base, parent)
             self._check_owned(changes)
-            tree = changed_tree(self._git, base, changes)
+            return full, base
+
+        _, first = checked()
+        changed = changed_tree(self._git, first, changes)
+        store()
+        with self._refs.locked():
+            full, base = checked()
+            if base != first:
+                changed = changed_tree(self._git, base, changes)
+            old: str | None = base
+            if pull_request:
+                full, old = f"refs/pr/{self._next_pull_request()}", None
+            tree = str(changed.write())
             if tree == str(peeled(self._git, base, pygit2.Tree).id) and not pull_request:
                 return base, full  # nothing changes: the same upload was sent again
             message = f"{title}\n\n{description}".strip() + "\n"
+            self._refs.grow(*changed.sizes, len(message), len(full))
             oid = write_commit(self._git, [base], tree, message, author)
             if pull_request:
                 self._configuration.set(f"pr.{full.rpartition('/')[2]}.base", revision)
@@ -114,11 +129,7 @@ class GitCommits:
         return self._configuration.get(f"pr.{number}.author") if number.isdecimal() else None
 
     def pull_request(self, number: int) -> PullRequest:
-        """Return a pull request.
-
-        Raises:
-            Refusal: If there is none with this number.
-        """
+        """Return a pull request, or raise a refusal if there is none with this number."""
         head = self._refs.resolve(f"refs/pr/{number}")
         base = self._configuration.get(f"pr.{number}.base") or "main"
         tip = self._refs.commit_of(f"refs/heads/{base}")  # None if the branch was deleted
@@ -150,7 +161,9 @@ class GitCommits:
                 )
             deltas = index.diff_to_tree(peeled(self._git, tip, pygit2.Tree)).deltas
             changes = [FileChange(d.new_file.path, str(d.new_file.id) if d.new_file.id else None) for d in deltas]
-            tree = changed_tree(self._git, tip, changes)  # which refuses names that differ in case only
+            changed = changed_tree(self._git, tip, changes)  # which refuses names that differ in case only
+            self._refs.grow(*changed.sizes, len(branch))
+            tree = str(changed.write())
             oid = write_commit(self._git, [tip, request.head], tree, f"Merge pull request {number}\n", author)
             self._refs.move(branch, oid, tip)
             return oid

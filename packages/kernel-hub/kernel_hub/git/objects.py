@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import pygit2
@@ -78,13 +79,28 @@ class Ref:
 class FileChange:
     """One change in a commit: a file to write, with its blob, or a file or folder to delete if `blob` is None.
 
-    `large` is the digest of the large file that the blob points to.
+    `large` is the digest of the large file that the blob points to, if it was uploaded before.
     """
 
     path: str
     blob: str | None = None
     is_folder: bool = False
     large: str | None = None
+
+
+@dataclass(frozen=True)
+class StagedBlob:
+    """The content of a small file: a part of a file outside of the repository."""
+
+    path: Path
+    start: int
+    size: int
+
+    def read(self) -> bytes:
+        """Return the content."""
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            return file.read(self.size)
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,11 @@ from kernel_hub import names
 from kernel_hub.git.command import run_git, write_error
 from kernel_hub.git.objects import Ref, one_line, retry_reading, write_commit
 from kernel_hub.refusals import bad_request, busy, conflict, no_revision
-from kernel_hub.storage.disk import sync_filesystem
+from kernel_hub.storage.disk import occupied, sync_filesystem
 from kernel_hub.storage.locks import repository_lock
 
-Changing = Callable[[str, int], AbstractContextManager[None]]
+Changing = Callable[[str], AbstractContextManager[None]]
+Grow = Callable[[str, int], None]
 _SECONDS = 60.0
 # The last: `git repack -a -d` of another process drops objects that no ref reaches yet.
 _LOCKED = ("but expected", "File exists", "Unable to create", "reference already exists", "nonexistent object")
@@ -33,11 +34,12 @@ _LOCKED = ("but expected", "File exists", "Unable to create", "reference already
 class GitRefs:
     """The refs of one repository, which is opened as `git`."""
 
-    def __init__(self, repo_id: str, path: Path, git: pygit2.Repository, changing: Changing) -> None:
+    def __init__(self, repo_id: str, path: Path, git: pygit2.Repository, changing: Changing, grow: Grow) -> None:
         self._repo_id = repo_id
         self._path = path
         self._git = git
         self._changing = changing
+        self._grow = grow
 
     def __iter__(self) -> Iterator[Ref]:
         """Every branch, tag and pull request, sorted by full name."""
@@ -63,13 +65,14 @@ class GitRefs:
         return retry_reading(read)
 
     @contextmanager
-    def locked(self, stored: int = 0) -> Iterator[None]:
-        """Hold the repository's lock, which every move of a ref needs.
-
-        At its end, the index reads the repository, and counts the bytes that were stored in it.
-        """
-        with repository_lock(self._path, self._repo_id), self._changing(self._repo_id, stored):
+    def locked(self) -> Iterator[None]:
+        """Hold the repository's lock, which every move of a ref needs. At its end, the index reads the repository."""
+        with repository_lock(self._path, self._repo_id), self._changing(self._repo_id):
             yield
+
+    def grow(self, *sizes: int) -> None:
+        """Count files of these sizes, before they are written."""
+        self._grow(self._repo_id, sum(map(occupied, sizes)))
 
     def resolve(self, revision: str) -> str:
         """Return the commit of a branch, tag, full ref name or whole commit id: the start of an id could be a tag.
@@ -98,6 +101,7 @@ class GitRefs:
             old = self.commit_of(full)
             if old is not None and not overwrite:
                 raise conflict(f"Reference already exists: {self._repo_id} has a branch {name!r}")
+            self.grow(len(full), 0)
             if empty:
                 tree = retry_reading(self._git.TreeBuilder().write)
                 commit = write_commit(self._git, [], tree, "initial commit", "hub")
@@ -118,6 +122,7 @@ class GitRefs:
             if self.commit_of(full) is not None:
                 raise conflict(f"Reference already exists: {self._repo_id} has a tag {name!r}")
             commit = self.resolve(revision)
+            self.grow(len(full), len(message or ""))
             if message:
                 names.text("the tag's message", message)
                 # Written as an object, so that the ref is moved by `move` as all refs are.

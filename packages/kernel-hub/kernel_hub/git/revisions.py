@@ -41,11 +41,7 @@ class GitRevisions:
         return retry_reading(read)
 
     def entry(self, commit: str, path: str) -> TreeEntry:
-        """Return one file or folder of a revision.
-
-        Raises:
-            Refusal: If the revision has no such path.
-        """
+        """Return one file or folder of a revision, or raise a refusal if the revision has no such path."""
         item = self._object(commit, path)
         return tree_entry(path, item.id, self._git.odb, is_folder=not isinstance(item, pygit2.Blob))
 

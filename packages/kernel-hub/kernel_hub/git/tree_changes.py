@@ -13,14 +13,15 @@ from kernel_hub.git.objects import FileChange, peeled, retry_reading
 from kernel_hub.refusals import bad_request, no_entry
 
 
-class _Folder:
+class Folder:
     """A folder that is being changed. Its entries are read when one of them is first needed."""
 
     def __init__(self, git: pygit2.Repository, oid: pygit2.Oid | None) -> None:
         self._git = git
         self.files: dict[str, tuple[pygit2.Oid, FileMode]] = {}
-        self.folders: dict[str, _Folder] = {}
+        self.folders: dict[str, Folder] = {}
         self.added: set[str] = set()
+        self.sizes: list[int] = []  # of the trees that `write` writes; known after `check`
         if oid is not None:
             for item in peeled(git, oid, pygit2.Tree):
                 assert item.name is not None
@@ -29,27 +30,27 @@ class _Folder:
                 else:
                     self.files[item.name] = (item.id, FileMode(item.filemode))
 
-    def child(self, name: str) -> _Folder | None:
+    def child(self, name: str) -> Folder | None:
         """Return a folder in this one, read and ready to be changed, or None if there is none."""
         folder = self.folders.get(name)
         if isinstance(folder, _Unread):
-            folder = self.folders[name] = _Folder(self._git, folder.oid)
+            folder = self.folders[name] = Folder(self._git, folder.oid)
         return folder
 
-    def below(self, parts: Sequence[str]) -> _Folder | None:
+    def below(self, parts: Sequence[str]) -> Folder | None:
         """Return a folder at any depth, or None if there is none."""
-        folder: _Folder | None = self
+        folder: Folder | None = self
         for name in parts:
             folder = folder.child(name) if folder is not None else None
         return folder
 
-    def ensure(self, parts: Sequence[str]) -> _Folder:
+    def ensure(self, parts: Sequence[str]) -> Folder:
         """Return a folder at any depth, and create it if it does not exist."""
         folder = self
         for name in parts:
             child = folder.child(name)
             if child is None:
-                child = folder.folders[name] = _Folder(self._git, None)
+                child = folder.folders[name] = Folder(self._git, None)
                 folder.added.add(name)
             folder = child
         return folder
@@ -59,22 +60,26 @@ class _Folder:
         """Whether there is a file in this folder, at any depth."""
         return bool(self.files) or any(folder.has_files for folder in self.folders.values())
 
-    def write(self, path: str = "") -> pygit2.Oid:
-        """Write the tree, and return its id. Folders without files vanish."""
-        entries = [(name, oid, mode) for name, (oid, mode) in self.files.items()]
+    def check(self, path: str = "") -> None:
+        """Remove folders without files, and refuse names that exclude each other."""
+        self.folders = {name: folder for name, folder in self.folders.items() if folder.has_files}
         for name, folder in self.folders.items():
-            if not folder.has_files:
-                continue
             if name in self.files:
                 raise bad_request(
                     f"{path + name!r} would be both a file and a folder; delete one of them in this commit"
                 )
-            entries.append((name, folder.write(f"{path}{name}/"), FileMode.TREE))
-
-        folded = sorted((name.casefold(), name) for name, _, _ in entries)
+            folder.check(f"{path}{name}/")
+            self.sizes += folder.sizes
+        self.sizes.append(sum(40 + len(name) for name in (*self.files, *self.folders)))
+        folded = sorted((name.casefold(), name) for name in (*self.files, *self.folders))
         for (one, first), (other, second) in pairwise(folded):
             if one == other and {first, second} & self.added:
                 raise bad_request(f"{path + first!r} and {second!r} would be one file where case does not count")
+
+    def write(self) -> pygit2.Oid:
+        """Write the checked tree, and return its id. Its blobs exist."""
+        entries = [(name, oid, mode) for name, (oid, mode) in self.files.items()]
+        entries += [(name, folder.write(), FileMode.TREE) for name, folder in self.folders.items()]
 
         def write() -> pygit2.Oid:
             builder = self._git.TreeBuilder()
@@ -85,7 +90,7 @@ class _Folder:
         return retry_reading(write)
 
 
-class _Unread(_Folder):
+class _Unread(Folder):
     """An unchanged folder of the old tree."""
 
     def __init__(self, git: pygit2.Repository, oid: pygit2.Oid) -> None:
@@ -96,17 +101,20 @@ class _Unread(_Folder):
     def has_files(self) -> bool:
         return True
 
-    def write(self, path: str = "") -> pygit2.Oid:
+    def check(self, path: str = "") -> None:
+        pass
+
+    def write(self) -> pygit2.Oid:
         return self.oid
 
 
-def changed_tree(git: pygit2.Repository, base: str, changes: Sequence[FileChange]) -> str:
-    """Apply changes to the tree of a commit, and return the id of the new tree.
+def changed_tree(git: pygit2.Repository, base: str, changes: Sequence[FileChange]) -> Folder:
+    """Apply changes to the tree of a commit, and return the new tree, of which nothing is written yet.
 
     Raises:
         Refusal: If a change cannot be made: it deletes a missing file, or a file would be a folder as well.
     """
-    root = _Folder(git, peeled(git, base, pygit2.Tree).id)
+    root = Folder(git, peeled(git, base, pygit2.Tree).id)
     for change in changes:
         path = names.path(change.path.rstrip("/"))
         *parents, name = path.split("/")
@@ -132,4 +140,5 @@ def changed_tree(git: pygit2.Repository, base: str, changes: Sequence[FileChange
             continue
         kind = "folder" if change.is_folder else "file"
         raise no_entry(f"{path} (A file with this name doesn't exist: there is no such {kind})", base)
-    return str(root.write())
+    root.check()
+    return root

@@ -21,6 +21,9 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{0,255})(:\d{1,5})?")
 # Routes whose handlers read the body as a stream and limit its size themselves.
 _STREAMED = re.compile(r"/api/kernels/[^/]+/[^/]+/(commit|large)/")
+_LISTS = re.compile(r"/api/[^/]+/[^/]+/[^/]+/(paths-info|preupload)/|/kernels/.*/(objects/batch|git-upload-pack)$")
+# If one of these headers occurs twice, a proxy and the Hub could read different ones.
+_ONCE = ("authorization", "content-type", "host", "x-hub-proxy-token", "x-forwarded-user", "x-forwarded-groups")
 
 
 class BodyLimits:
@@ -46,6 +49,7 @@ class BodyLimits:
             await answer(refusal)(scope, receive, send)
             return
         streamed = _STREAMED.match(scope["path"]) is not None
+        most = self._limits.list_bytes if _LISTS.match(scope["path"]) else self._limits.body_bytes
         end = None if streamed else time.monotonic() + self._limits.body_seconds
         held = 0
         more = True
@@ -66,19 +70,16 @@ class BodyLimits:
                 size = len(message.get("body", b""))
                 held += size
                 self._held += size
-                self._check(held)
+                if held > most:
+                    raise too_large(f"the body is larger than {most} bytes")
+                if self._held > self._limits.bodies_bytes:
+                    raise busy("too many requests with large bodies at the same time; try again in a few seconds")
             return message
 
         try:
             await self._app(scope, limited, send)
         finally:
             self._held -= held
-
-    def _check(self, held: int) -> None:
-        if held > self._limits.body_bytes:
-            raise too_large(f"the body is larger than {self._limits.body_bytes} bytes")
-        if self._held > self._limits.bodies_bytes:
-            raise busy("too many requests with large bodies at the same time; try again in a few seconds")
 
 
 def _in_segments(scope: Scope) -> str:
@@ -101,10 +102,10 @@ def _check_head(scope: Scope) -> None:
     if "\0" in unquote(scope["query_string"].decode("latin-1")):
         raise bad_request("the address has a NUL after its question mark")
     headers = Headers(scope=scope)
-    if "transfer-encoding" in headers and "content-length" in headers:  # a proxy may read another length
-        refusal = bad_request("a request has Content-Length or Transfer-Encoding, not both")
-        refusal.headers = {"Connection": "close"}
-        raise refusal
+    twice = [name for name in _ONCE if len(headers.getlist(name)) > 1]
+    if twice or ("transfer-encoding" in headers and "content-length" in headers):  # a proxy may read another one
+        one = f"only one header {twice[0]}" if twice else "Content-Length or Transfer-Encoding, not both"
+        raise Refusal(400, f"a request has {one}", code="BadRequest", headers={"Connection": "close"})
     if not _HOST.fullmatch(headers.get("host", "")):
         raise bad_request("the header Host is not the name or the address of a host")
 
@@ -122,11 +123,7 @@ def parse_json(data: bytes) -> Any:
 
 
 async def blocks(request: Request, size: int = 256 << 10) -> AsyncIterator[bytes]:
-    """Yield the body in blocks of about `size` bytes.
-
-    Raises:
-        Refusal: If the client disconnects before the end.
-    """
+    """Yield the body in blocks of about `size` bytes, or raise a refusal if the client disconnects before the end."""
     pending: list[bytes] = []
     length = 0
     try:

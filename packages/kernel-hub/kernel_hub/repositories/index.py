@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from kernel_format.errors import HubError
@@ -89,38 +89,29 @@ class RepositoryIndex:
         log.info("read %d repositories in %.1f s", len(existing), time.monotonic() - began)
 
     @contextmanager
-    def changing(self, repo_id: str, stored: int = 0) -> Iterator[None]:
-        """Read a repository again at the end of the context, and count `stored` bytes unless it ends with an exception.
+    def changing(self, repo_id: str) -> Iterator[None]:
+        """Read a repository again at the end of the context.
 
         A failure is logged: the change was made, and must be acknowledged.
         """
-        grown = 0
         try:
             yield
-            grown = stored
         finally:
             try:
-                self.refresh(repo_id, grown=grown)
+                self.refresh(repo_id)
             except Exception as error:
                 log.warning("the index of %s is out of date until the next start: %s", repo_id, error)
 
-    def refresh(self, repo_id: str, *, grown: int = 0, measure: bool = False) -> None:
-        """Read a repository again.
-
-        Args:
-            grown: The bytes to count as stored in it.
-            measure: Measure its size instead of counting.
-        """
+    def refresh(self, repo_id: str, *, measure: bool = False) -> None:
+        """Read a repository again, and measure its size, or keep the size that `grow` has counted."""
         database = self._database
         database.execute("BEGIN IMMEDIATE")  # before the repository is read: the last writer has the newest state
         try:
             known = self.find(repo_id)
-            if known is not None:
-                known = replace(known, bytes=known.bytes + grown)
             row = self._read(repo_id, None if measure else known)
             if row is None:
                 database.execute("DELETE FROM repositories WHERE repo_id = ?", (repo_id,))
-            elif row != known or grown:
+            elif row != known:
                 statement = f"INSERT OR REPLACE INTO repositories ({_COLUMNS}) VALUES ({_VALUES})"
                 database.execute(statement, tuple(vars(row).values()))
             database.execute("COMMIT")
@@ -180,10 +171,10 @@ class RepositoryIndex:
         return [row[0] for row in self._database.execute("SELECT DISTINCT organization FROM repositories ORDER BY 1")]
 
     def grow(self, repo_id: str, size: int) -> None:
-        """Count bytes that were stored in a repository."""
+        """Count bytes before they are written to a repository, so that those of a failed change count as well."""
         try:
             self._database.execute("UPDATE repositories SET bytes = bytes + ? WHERE repo_id = ?", (size, repo_id))
-        except sqlite3.OperationalError as error:  # the bytes are stored, and the next start measures them
+        except sqlite3.OperationalError as error:  # the next start measures them
             log.warning("the size of %s was not counted: %s", repo_id, error)
 
     def stored_bytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pyromark
 from kernel_format import front_matter
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.repositories.index import IndexedRepository
+from kernel_hub.storage.disk import occupied
 from kernel_hub.storage.large_files import LargeFiles
 
 CARD_BYTES = 32 << 10  # a page shows no larger card: tables can take a millisecond per KiB
@@ -52,19 +54,22 @@ def read_repository(
 
 
 def stored_bytes(repository: GitRepository, large_files: LargeFiles) -> int:
-    """Return the bytes of the large files that were uploaded to a repository, and of its objects in git."""
-    large = sum(large_files.size(marker.name) or 0 for marker in repository.owned.markers.iterdir())
-    return large + object_bytes(repository.path)
+    """Return the space of a repository's files on the disk, and of the large files that were uploaded to it."""
+    large = [large_files.size(marker.name) or 0 for marker in repository.owned.markers.iterdir()]
+    return sum(map(occupied, [*large, *_file_sizes(repository.path)]))
 
 
 def object_bytes(repository: Path) -> int:
-    """Return the bytes of a repository's objects in git, of which `git gc` may remove some meanwhile."""
-    total = 0
-    for directory, _, files in os.walk(repository / "objects"):
+    """Return the bytes of a repository's objects in git."""
+    return sum(_file_sizes(repository / "objects"))
+
+
+def _file_sizes(path: Path) -> Iterator[int]:
+    """Yield the sizes of all files, of which `git gc` may remove some meanwhile."""
+    for directory, _, files in os.walk(path):
         for name in files:
             with suppress(FileNotFoundError):
-                total += Path(directory, name).stat().st_size
-    return total
+                yield Path(directory, name).stat().st_size
 
 
 def version_branches(repository: GitRepository) -> tuple[str, ...]:

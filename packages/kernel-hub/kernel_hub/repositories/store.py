@@ -34,16 +34,12 @@ class RepositoryStore:
         return self.root / f"{names.checked(repo_id)}.git"
 
     def open(self, repo_id: str) -> GitRepository:
-        """Open a repository, without a check of permissions.
-
-        Raises:
-            Refusal: If there is none.
-        """
+        """Open a repository, without a check of permissions, or raise a refusal if there is none."""
         path = self._path(repo_id)
         if not path.is_dir():
             raise no_repository(repo_id)
         try:
-            return GitRepository(repo_id, path, self._index.changing)
+            return GitRepository(repo_id, path, self._index.changing, self._index.grow)
         except pygit2.GitError:
             if path.is_dir():
                 raise

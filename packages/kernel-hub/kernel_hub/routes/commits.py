@@ -8,6 +8,7 @@ import re
 from contextlib import ExitStack
 from typing import Annotated, Any
 
+import pygit2
 from anyio import to_thread
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -15,14 +16,15 @@ from pydantic import Field
 from kernel_format.tree_digest import is_bytecode
 from kernel_hub import names
 from kernel_hub.git.ignore import ignored
-from kernel_hub.git.objects import FileChange, LargeFile, read_pointer
+from kernel_hub.git.objects import FileChange, LargeFile, StagedBlob, read_pointer
 from kernel_hub.git.repository import GitRepository
-from kernel_hub.http.commit_body import commit_lines
-from kernel_hub.http.receive import parse_json
+from kernel_hub.http.commit_body import CommitBody
+from kernel_hub.http.receive import blocks, parse_json
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import bad_request, too_large
 from kernel_hub.repositories.allowances import Claim
 from kernel_hub.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub, base_url
+from kernel_hub.storage.disk import BLOCK, occupied
 from kernel_hub.storage.large_files import IncomingFile
 
 router = APIRouter()
@@ -135,25 +137,15 @@ async def commit(
 
     repository = await to_thread.run_sync(opened)
     limits = hub.settings.limits
-    header: dict[str, Any] = {}
     with hub.allowances.claim() as claim, ExitStack() as staged:
         upload = _Upload(hub, repository, claim, staged)
-        lines = commit_lines(
-            request, upload.new_file, claim, largest=limits.inline_file_bytes, total=limits.commit_bytes
-        )
-        async for line, file in lines:
-            key, value = _operation(line)
-            if key == "header":
-                header = value
-            else:
-                await to_thread.run_sync(upload.add, key, value, file)
-            if len(upload.changes) > limits.commit_changes:
-                raise too_large(f"more than {limits.commit_changes} changes in one commit")
-        title, description, parent = _described(header)
+        body = CommitBody(upload.add, upload.new_file, claim, limits)
+        async for block in blocks(request):
+            await to_thread.run_sync(body.feed, block)
 
         def write() -> tuple[str, str]:
-            if upload.large:
-                hub.keep(repository, upload.large)
+            body.end()
+            title, description, parent = _described(upload.header)
             return hub.to_commit(repo_id, caller, revision, create_pr=create_pr).commits.create(
                 revision,
                 upload.changes,
@@ -162,7 +154,7 @@ async def commit(
                 author=caller.name,
                 parent=parent,
                 pull_request=create_pr,
-                stored=upload.blob_bytes,
+                store=upload.store,
                 most_open=None if caller.may_write(repo_id) else limits.pull_requests,
             )
 
@@ -201,7 +193,7 @@ def _operation(line: bytes) -> tuple[str, dict[str, Any]]:
 
 
 class _Upload:
-    """The changes of a commit. Blobs are stored immediately, since nothing refers to them yet."""
+    """The changes of a commit. Nothing enters the repository before the whole commit is checked."""
 
     def __init__(self, hub: Hub, repository: GitRepository, claim: Claim, staged: ExitStack) -> None:
         self._hub = hub
@@ -209,16 +201,23 @@ class _Upload:
         self._repository = repository
         self._claim = claim
         self._staged = staged
+        self.header: dict[str, Any] = {}
         self.changes: list[FileChange] = []
         self.large: list[IncomingFile] = []
-        self.blob_bytes = 0
+        self._blobs: dict[str, StagedBlob] = {}
+        self._small = self.new_file()  # the contents of short lines, one after the other
 
     def new_file(self) -> IncomingFile:
         """Create a file for content that arrives in the commit; it is deleted unless the store adopts it."""
         return self._staged.enter_context(self._hub.large_files.receive())
 
-    def add(self, key: str, value: dict[str, Any], file: IncomingFile | None) -> None:
+    def add(self, line: bytes, file: IncomingFile | None) -> None:
         """Add one line of the commit. `file` has its content if that is long."""
+        key, value = _operation(line)
+        if key == "header":
+            self._claim(BLOCK)
+            self.header = value
+            return
         path = value.get("path")
         if not isinstance(path, str):
             raise bad_request(f"{key}: expected a 'path'")
@@ -229,7 +228,8 @@ class _Upload:
             raise bad_request(f"{path} is bytecode, which Python runs in place of a source: delete it")
         if key == "lfsFile":
             large = self._stored(path, value.get("oid"), value.get("size"))
-            self._add_pointer(path, large)
+            _check_metadata(path, large.size, self._limits.metadata_bytes)
+            self.changes.append(FileChange(path, self._stage(large.pointer()), large=large.sha256))
         elif key == "file":
             self._add_file(path, value, file)
         else:
@@ -244,7 +244,6 @@ class _Upload:
                 data = base64.b64decode(content, validate=True) if is_base64 else content.encode()
             except (binascii.Error, ValueError):
                 raise bad_request(f"{path}: the content does not have the stated encoding") from None
-            self._claim(len(data))
             size, start = len(data), data[:512]
         else:
             file.seal()
@@ -254,25 +253,37 @@ class _Upload:
         _check_metadata(path, size, self._limits.metadata_bytes)
         if size and _is_large(path, size, start, self._limits.small_file_bytes):
             if file is None:
+                self._claim(occupied(size))
                 file = self.new_file()
                 file.write(data)
                 file.seal()
             self.large.append(file)
-            self._add_pointer(path, LargeFile(file.sha256, size))
+            self.changes.append(FileChange(path, self._stage(LargeFile(file.sha256, size).pointer())))
             return
         if file is not None:
             data = file.path.read_bytes()
         pointer = read_pointer(data)
         if pointer is not None:  # refers to a large file as `lfsFile` does
             self._stored(path, pointer.sha256, pointer.size)
-        self.blob_bytes += size
-        blob = self._repository.commits.write_blob(data)
-        self.changes.append(FileChange(path, blob, large=pointer.sha256 if pointer else None))
+        self.changes.append(FileChange(path, self._stage(data, file), large=pointer.sha256 if pointer else None))
 
-    def _add_pointer(self, path: str, large: LargeFile) -> None:
-        _check_metadata(path, large.size, self._limits.metadata_bytes)
-        blob = self._repository.commits.write_blob(large.pointer())
-        self.changes.append(FileChange(path, blob, large=large.sha256))
+    def _stage(self, data: bytes, file: IncomingFile | None = None) -> str:
+        """Stage the content of a small file, unless it is in a file of its own, and return its id in git."""
+        blob = str(pygit2.hash(data))
+        if blob not in self._blobs:
+            self._claim(occupied(len(data)))
+            staged = file or self._small
+            self._blobs[blob] = StagedBlob(staged.path, 0 if file else staged.size, len(data))
+            if file is None:
+                staged.write(data)
+        return blob
+
+    def store(self) -> None:
+        """Store the contents of all files in the repository."""
+        self._small.close()
+        if self.large:
+            self._hub.keep(self._repository, self.large)
+        self._repository.commits.write_blobs(self._blobs)
 
     def _stored(self, path: str, oid: object, size: object) -> LargeFile:
         sha256 = names.sha256(oid)

@@ -93,7 +93,7 @@ async def git_upload_pack(repo_id: RepoId, request: Request, hub: TheHub, caller
         raise bad_request("expected a body of the type application/x-git-upload-pack-request")
     body = await request.body()
     if request.headers.get("content-encoding") in {"gzip", "x-gzip"}:
-        body = _unpacked(body)
+        body = await to_thread.run_sync(_unpacked, body)
     media = "application/x-git-upload-pack-result"
     if body[4:].startswith(b"command=ls-refs"):  # of a public repository, git asks without its token
         return Response(await _refs(request, path, body), media_type=media)

@@ -34,13 +34,13 @@ TheHub = Annotated[Hub, Depends(hub_of)]
 
 def caller_of(request: Request, hub: TheHub) -> Caller:
     """Return the sender of a request."""
-    sent = request.headers.get("authorization", "")
+    sent = request.headers.get("authorization")
     by_git = request.headers.get("content-type") in _GIT_TYPES
-    if sent.lower().startswith("basic ") and request.method not in {"GET", "HEAD"} and not by_git:
+    if (sent or "").lower().startswith("basic ") and request.method not in {"GET", "HEAD"} and not by_git:
         # A browser adds basic credentials to every form, also to one on a malicious page. No form has git's types.
         raise no_token("send the token as 'Authorization: Bearer …' to change something")
     proxy = request.headers.get("x-hub-proxy-token")
-    if proxy is None or sent:
+    if proxy is None or sent is not None:
         caller = hub.caller(sent)
     elif request.method in {"GET", "HEAD"}:  # as for basic credentials, no page can forge a change
         named = [request.headers.get(name, "") for name in ("x-forwarded-user", "x-forwarded-groups")]

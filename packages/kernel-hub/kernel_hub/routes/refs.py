@@ -54,7 +54,7 @@ def create_branch(
     body = body or NewBranch()
     if body.starting_point is not None:
         names.text("startingPoint", body.starting_point)
-    refs = hub.to_write(repo_id, caller).refs
+    refs = hub.to_add(repo_id, caller).refs
     refs.create_branch(revision, body.starting_point, empty=body.empty_branch, overwrite=body.overwrite)
     return {"success": True}
 
@@ -69,7 +69,7 @@ def delete_branch(repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheC
 @router.post("/api/kernels/{organization}/{name}/tag/{revision}")
 def create_tag(repo_id: RepoId, revision: Revision, body: NewTag, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
     """Tag a revision."""
-    hub.to_write(repo_id, caller).refs.create_tag(body.tag, revision, body.message, caller.name)
+    hub.to_add(repo_id, caller).refs.create_tag(body.tag, revision, body.message, caller.name)
     return {"success": True}
 
 
@@ -94,4 +94,4 @@ def delete_pull_request(repo_id: RepoId, number: Number, hub: TheHub, caller: Th
 @router.post("/api/kernels/{organization}/{name}/discussions/{number}/merge")
 def merge(repo_id: RepoId, number: Number, commit: str, hub: TheHub, caller: TheCaller) -> dict[str, Any]:
     """Merge a pull request into its branch, if it is still at the commit that was reviewed."""
-    return {"success": True, "commitOid": hub.to_write(repo_id, caller).commits.merge(number, commit, caller.name)}
+    return {"success": True, "commitOid": hub.to_add(repo_id, caller).commits.merge(number, commit, caller.name)}

@@ -21,6 +21,7 @@ from kernel_hub.routes.parameters import (
     next_page,
     timestamp,
 )
+from kernel_hub.storage.disk import BLOCK
 
 router = APIRouter()
 
@@ -64,6 +65,7 @@ def create_repository(body: NewRepository, request: Request, hub: TheHub, caller
         raise no_token()
     repo_id = request.state.repository = names.repo_id(organization, body.name)
     hub.must_write(repo_id, caller)
+    hub.allowances.check(BLOCK)
     url = f"{base_url(request)}/kernels/{repo_id}"
     private = body.visibility == "private" if body.visibility else bool(body.private)
     try:

@@ -66,6 +66,20 @@ def list_folder(
     return [_item(entry) for entry in entries[:TREE_PAGE] if not _is_hubs_own(entry)]
 
 
+def _paths(body: bytes, is_json: bool) -> list[str]:
+    """Parse the field `paths` of JSON or a form."""
+    try:
+        fields = parse_json(body) if is_json else {"paths": [], **parse_qs(body.decode(), max_num_fields=2 * TREE_PAGE)}
+        paths = fields["paths"]
+        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise bad_request(f"expected JSON, or a form of at most {2 * TREE_PAGE} fields, with 'paths'") from None
+    if len(paths) > TREE_PAGE:
+        raise too_large(f"{len(paths)} paths in one request; at most {TREE_PAGE} are allowed")
+    return paths
+
+
 _PATHS: dict[str, Any] = {
     "requestBody": {"content": {"application/x-www-form-urlencoded": {"schema": {"type": "object"}}}}
 }
@@ -78,22 +92,12 @@ async def paths_info(
 ) -> list[dict[str, Any]]:
     """Describe the files and folders among `paths` that exist."""
     body = await request.body()
-    try:
-        if request.headers.get("content-type", "").startswith("application/json"):
-            paths = parse_json(body)["paths"]
-        else:
-            paths = parse_qs(body.decode()).get("paths", [])
-        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
-            raise TypeError
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise bad_request("expected a form or JSON with 'paths'") from None
-    if len(paths) > TREE_PAGE:
-        raise too_large(f"{len(paths)} paths in one request; at most {TREE_PAGE} are allowed")
+    is_json = request.headers.get("content-type", "").startswith("application/json")
 
-    def look() -> list[dict[str, Any]]:
+    def look() -> list[dict[str, Any]]:  # which parses in a thread: a form can take seconds
         repository = hub.to_read(repo_id, caller)
         commit = repository.refs.resolve(revision)
-        entries = (repository.revisions.find(commit, path.rstrip("/")) for path in paths)
+        entries = (repository.revisions.find(commit, path.rstrip("/")) for path in _paths(body, is_json))
         return [_item(entry) for entry in entries if entry is not None]
 
     return await to_thread.run_sync(look)

@@ -9,7 +9,14 @@ from pathlib import Path
 
 from kernel_format.errors import ConfigError
 
+BLOCK = 4096  # bytes of a file system's block
+
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def occupied(size: int) -> int:
+    """Return the bytes that a file of this size takes on the disk: small and empty files count, too."""
+    return max(1, -(-size // BLOCK)) * BLOCK
 
 
 def sync_filesystem(path: Path) -> None:

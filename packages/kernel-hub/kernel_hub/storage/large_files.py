@@ -44,11 +44,7 @@ class IncomingFile:
         self._file.close()
 
     def check(self, sha256: str, size: int) -> None:
-        """Compare the sealed file with the announced digest and size.
-
-        Raises:
-            Refusal: If they differ.
-        """
+        """Compare the sealed file with the announced digest and size, or raise a refusal if they differ."""
         if self.size != size:
             raise bad_request(f"received {self.size} of the announced {size} bytes for {sha256}; nothing was stored")
         if self.sha256 != sha256:
