@@ -163,8 +163,7 @@ class Hub:
         """Store sealed uploads as large files of a repository, durably."""
         with self.lock_large_files():
             new = {file.sha256: file.size for file in incoming if file.sha256 not in repository.owned}
-            if new:
-                self.index.grow(repository.repo_id, sum(occupied(size) + BLOCK for size in new.values()))
+            self.index.grow(repository.repo_id, sum(occupied(size) + BLOCK for size in new.values()))
             self.large_files.adopt(incoming)
             repository.owned.add(file.sha256 for file in incoming)
 

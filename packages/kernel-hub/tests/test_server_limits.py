@@ -273,3 +273,8 @@ def test_costly_cards_are_small_pages(hub: RunningHub) -> None:
     assert max(len(page.content) for page in pages) < 100_000
     assert ["is too large to show here" in page.text for page in pages[:3]] == [True] * 3
     assert memory(hub) - before < 150
+    metadata = json.dumps({"backend": {"archs": ["9.9"]}, "x": [[]] * 15_000})
+    header, *_ = commit_body("x", "x").splitlines()
+    lines = [header, *(commit_body(f"build/t{n}/metadata.json", metadata).splitlines()[1] for n in range(40))]
+    assert requests.post(f"{hub.url}/api/kernels/a/card0/commit/main", data="\n".join(lines), headers=TOKEN).ok
+    assert 10 < requests.get(f"{hub.url}/kernels/a/card0").text.count("9.9") < 20  # 1 MB of it
