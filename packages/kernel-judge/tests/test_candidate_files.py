@@ -37,12 +37,11 @@ def test_what_tools_leave_behind_is_no_part_of_a_candidate(tmp_path: Path) -> No
     assert candidate_digest(project) != before
 
 
-@pytest.mark.parametrize("linked", ["candidate.py", "kernel/torch-ext/secret.py", "kernel/torch-ext"])
+@pytest.mark.parametrize("linked", ["candidate.py", "kernel/torch-ext/secret.py", "kernel/torch-ext", "kernel/build"])
 def test_no_link_of_a_candidate_is_followed(linked: str, tmp_path: Path) -> None:
     """An agent's candidate links to a file that the agent may not read, but the user."""
-    private = tmp_path / "private"
-    (private / "inner").mkdir(parents=True)
-    secret = private / "inner" / "secret.py"
+    secret = tmp_path / "private" / "inner" / "secret.py"
+    secret.parent.mkdir(parents=True)
     secret.write_text("class ModelNew: token = 'hf_secret'\n")
     workspace = Workspace(tmp_path / "run", 1, 1)
     project = workspace.directory / "kernel"
@@ -55,7 +54,8 @@ def test_no_link_of_a_candidate_is_followed(linked: str, tmp_path: Path) -> None
     (project / "candidate.py").write_text("class ModelNew: pass\n")
     workspace.freeze()
     (tmp_path / "judged").mkdir()
-    with pytest.raises(ConfigError), frozen(project, read_task(TASK)) as copy:  # of the build.toml, after the copy
+    with pytest.raises(ConfigError), frozen(project, read_task(TASK), with_build=True) as copy:  # or of the build.toml
+        assert not (copy / "build").exists()
         read_candidate(copy, read_task(TASK)).prepared(tmp_path / "judged", "cpu")
     copies = [*(tmp_path / "judged").rglob("*"), *workspace.frozen.parent.rglob("*")]
     assert not [path for path in copies if path.is_file() and "hf_secret" in path.read_text()]

@@ -53,7 +53,7 @@ class Candidate:
         copy_candidate(self.path, copy)
         if is_built:
             require_built(self.path, device)
-            shutil.copytree(self.path / "build", copy / "build", symlinks=True)
+            copy_candidate(self.path / "build", copy / "build", Counter(bytes=-_BUILD_BYTES))
         else:
             capability = () if device == "cpu" else (".".join(map(str, torch.cuda.get_device_capability())),)
             build_for_device(copy, device, capabilities=capability)  # for the GPU of this machine alone
