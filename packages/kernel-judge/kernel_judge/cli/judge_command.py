@@ -12,7 +12,7 @@ import click
 from kernel_format.errors import ConfigError
 from kernel_format.signatures import read_private_key
 from kernel_judge.cli.options import json_option, notify, require_torch
-from kernel_judge.judge.verdict import EXIT_STATUS, Verdict
+from kernel_judge.judge.verdict import EXIT_STATUS
 from kernel_judge.leaderboard.result import signed_result
 
 _PATH = click.Path(path_type=Path)
@@ -27,14 +27,6 @@ def _peers(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
         if name not in _PEERS:
             raise ConfigError(f"{name!r} is not a peer; expected names from {', '.join(_PEERS)}", where="--against")
     return names
-
-
-def _print(verdict: Verdict) -> None:
-    without = f", without {' and '.join(verdict.missing_peers)}" if verdict.missing_peers else ""
-    where = f"on {verdict.device}, sandbox {verdict.sandbox}, {verdict.seconds:.1f} s{without}"
-    click.echo(f"{verdict.verdict}: {verdict.task}, {where}")
-    for line in verdict.lines():
-        click.echo(f"  {line}")
 
 
 @click.command()
@@ -111,5 +103,7 @@ def judge(candidate: Path, task: Path, as_json: bool, key_file: Path | None, **o
     elif as_json:
         click.echo(verdict.to_json())
     else:
-        _print(verdict)
+        without = f", without {' and '.join(verdict.missing_peers)}" if verdict.missing_peers else ""
+        where = f"on {verdict.device}, sandbox {verdict.sandbox}, {verdict.seconds:.1f} s{without}"
+        click.echo("\n  ".join([f"{verdict.verdict}: {verdict.task}, {where}", *verdict.lines()]))
     sys.exit(EXIT_STATUS[verdict.verdict])

@@ -20,10 +20,6 @@ _PATH = click.Path(path_type=Path)
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 
 
-def _contexts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    return tuple(parse_context(words) for words in values) or ((),)
-
-
 @click.command()
 @click.argument("task", metavar="TASK", type=_PATH)
 @click.option(
@@ -46,7 +42,7 @@ def _contexts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
     "--context",
     "contexts",
     multiple=True,
-    callback=_contexts,
+    callback=lambda ctx, param, values: tuple(map(parse_context, values)) or ((),),
     metavar="NAME,...",
     help="Files for the agents besides the task: skill, reference, or none; may be repeated to compare. "
     "[default: none]",

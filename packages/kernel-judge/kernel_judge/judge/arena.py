@@ -129,20 +129,12 @@ class Arena(ArenaView):
 
     def reserve(self, shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None = None) -> Slot:
         """Make room for a tensor, contiguous unless strides are given."""
-        stride = _contiguous(shape) if stride is None else tuple(stride)
+        stride = torch.empty(shape, device="meta").stride() if stride is None else stride
         slot = Slot(self.end, tuple(shape), tuple(stride), str(dtype).removeprefix("torch."))
         used = _extent(slot.shape, slot.stride) * dtype.itemsize
         self.end = -(-(self.end + used) // _ALIGNMENT) * _ALIGNMENT
         self._largest_end = max(self._largest_end, self.end)
         return slot
-
-
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for length in reversed(shape):
-        strides.append(step)
-        step *= max(length, 1)
-    return tuple(reversed(strides))
 
 
 def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:

@@ -228,7 +228,9 @@ class _Judgement:
             raise RejectedError("build-failed", text) from error
 
     def _worker(self, readable: Sequence[Path]) -> WorkerProcess:
-        arena, threads = _arena_bytes(self.device), torch.get_num_threads()
+        arena, threads = 0, torch.get_num_threads()
+        if self.device != "cpu":
+            arena = min(_ARENA_BYTES, int(torch.cuda.get_device_properties(None).total_memory) // _ARENA_SHARE)
         return WorkerProcess(self.sandbox, self.device, readable=readable, arena_bytes=arena, threads=threads)
 
 
@@ -263,12 +265,6 @@ def prepare_references(
         sentences.append("The reference cannot be computed in float64: results were compared with eager's.")
     timed = references[: max(1, min(len(references), 1 + len(settings.shapes or (1,))))]
     return references, timed, sentences
-
-
-def _arena_bytes(device: str) -> int:
-    if device == "cpu":
-        return 0
-    return min(_ARENA_BYTES, int(torch.cuda.get_device_properties(None).total_memory) // _ARENA_SHARE)
 
 
 def _device_name(device: str) -> str:

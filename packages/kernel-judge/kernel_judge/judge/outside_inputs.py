@@ -86,7 +86,8 @@ def expected_results(
     try:
         eager, exact = reference.eager(given), reference.exact(given)
         expected = eager if exact is None else exact
-        if not all(map(_is_legal, eager, expected, [_all_finite(given.tensors)] * len(eager))):
+        finite = all(bool(tensor.isfinite().all()) for tensor in given.tensors)
+        if not all(map(_is_legal, eager, expected, [finite] * len(eager))):
             return None
         random = torch.Generator().manual_seed(given.seed)
         # Where there is float64, the inputs are, too: small changes of large elements would be rounded away.
@@ -153,10 +154,6 @@ def _changed(given: Arguments, change: Callable[[torch.Tensor], torch.Tensor]) -
 
 def _can_change(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() and tensor.dtype.itemsize > 1  # Torch does not compute in 8 bits
-
-
-def _all_finite(tensors: Sequence[torch.Tensor]) -> bool:
-    return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 
 def _is_legal(eager: torch.Tensor, expected: torch.Tensor, finite: bool) -> bool:

@@ -7,51 +7,76 @@ import re
 import signal
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 _MOST_WALKS = 100
+_MOST_LISTS = 20
 _ENTRY_BYTES = 64 << 10
 _BUFFER_BYTES = 1 << 20
-_RUNNING = "RS"  # states of threads: running, and sleeping until a signal, such as SIGSTOP
+_RUNNING = "RSD"  # states of threads: running, sleeping until a signal, such as SIGSTOP, and until a disk has answered
+STOPPED = "T"
 _STOP_SECONDS = 1.0
 
 
 def descendants(process: int) -> set[int]:
-    """Return the processes that a process has started, in whatever session or group they are."""
-    with suppress(psutil.NoSuchProcess):
-        return {child.pid for child in psutil.Process(process).children(recursive=True)}
-    return set()
+    """Return the processes that a process has started, in whatever session or group they are.
+
+    The newest are read first, and all again if one has ended meanwhile: it may have started another, unlisted one.
+    """
+    found = {process}
+    for _ in range(_MOST_LISTS):
+        parents = {number: _parent(number) for number in sorted(psutil.pids(), reverse=True)}
+        while new := {child for child, parent in parents.items() if parent in found} - found:
+            found |= new
+        if None not in parents.values():
+            break
+    return found - {process}
 
 
-def suspend_descendants(process: int) -> set[int]:
+def _parent(process: int) -> int | None:
+    with suppress(OSError):
+        return int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    return None
+
+
+def suspend_descendants(process: int, *, wait: bool = False) -> set[int]:
     """Stop all processes below a process, and return them. A process that still runs may start another meanwhile."""
     stopped: set[int] = set()
     for _ in range(_MOST_WALKS):
         if not (running := descendants(process) - stopped):
             break
         signal_each(running, signal.SIGSTOP)
+        if wait:
+            wait_until_stopped(running)
         stopped |= running
     return stopped
 
 
-def wait_until_stopped(processes: Iterable[int]) -> None:
-    """Wait until no thread of processes that were sent SIGSTOP runs, or waits for a core to handle it."""
+def wait_until_stopped(processes: Collection[int]) -> None:
+    """Wait until no thread of processes that were sent SIGSTOP runs, or waits for a core or a disk to handle it."""
     end = time.monotonic() + _STOP_SECONDS
+    while any(state in _RUNNING for state, _ in thread_switches(processes).values()) and time.monotonic() < end:
+        time.sleep(1e-4)
+    for thread, (state, _) in thread_switches(processes).items():
+        if state == STOPPED:  # in this state before it leaves its core, for which Linux waits to read its registers
+            with suppress(OSError):
+                Path(f"/proc/{thread}/syscall").read_bytes()
+
+
+def thread_switches(processes: Iterable[int]) -> dict[int, tuple[str, int]]:
+    """Return the state of each thread of processes, and how often it has left a core."""
+    threads = {}
     for process in processes:
-        while not _is_stopped(process) and time.monotonic() < end:
-            time.sleep(1e-4)
-
-
-def _is_stopped(process: int) -> bool:
-    for thread in Path(f"/proc/{process}/task").glob("*/stat"):
-        with suppress(OSError):  # it has ended
-            if thread.read_text().rpartition(")")[2].split()[0] in _RUNNING:
-                return False
-    return True
+        for status in Path(f"/proc/{process}/task").glob("*/status"):
+            with suppress(OSError):  # it has ended
+                fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+                switches = int(fields["voluntary_ctxt_switches"]) + int(fields["nonvoluntary_ctxt_switches"])
+                threads[int(status.parent.name)] = fields["State"].split()[0], switches
+    return threads
 
 
 def end_descendants() -> None:
@@ -73,23 +98,18 @@ def signal_each(processes: Iterable[int], number: int) -> None:
             os.kill(process, number)
 
 
-def memory_bytes(processes: Iterable[int], most: int) -> int:
+def memory_bytes(processes: Collection[int], most: int) -> int:
     """Return the memory of processes, with shared pages divided among the processes that share them.
 
     This is an upper bound if that is at most `most`: the exact figure makes Linux look at each page.
     """
-    known = []
-    for process in processes:
-        with suppress(psutil.Error):
-            known.append(psutil.Process(process))
-    return used if (used := _total(known, "memory_info", "rss")) <= most else _total(known, "memory_full_info", "pss")
-
-
-def _total(processes: Iterable[psutil.Process], method: str, field: str) -> int:
-    total = 0
-    for process in processes:
-        with suppress(psutil.Error):
-            total += getattr(getattr(process, method)(), field)
+    for method, field in (("memory_info", "rss"), ("memory_full_info", "pss")):
+        total = 0
+        for process in processes:
+            with suppress(psutil.Error):
+                total += getattr(getattr(psutil.Process(process), method)(), field)
+        if total <= most:
+            break
     return total
 
 

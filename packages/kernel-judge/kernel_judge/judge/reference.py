@@ -136,7 +136,8 @@ class Reference:
         tensors = [tensor.clone() for tensor in given.tensors]
         seed_generators(self.device, given.seed)
         evaluate(self._model, with_tensors(given.skeleton, tensors), None, ())
-        return not all(map(_same, tensors, given.tensors))
+        now, before = ([tensor.reshape(-1).view(torch.uint8) for tensor in all_] for all_ in (tensors, given.tensors))
+        return not all(map(torch.equal, now, before))
 
     def exact(self, given: Arguments) -> Tensors | None:
         """Return the results in float64, or None if the model cannot be computed so."""
@@ -253,10 +254,6 @@ class Reference:
 
 def _bytes(results: Results) -> int:
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in results)
-
-
-def _same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(tensor.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 
 def _close(eager: torch.Tensor, exact: torch.Tensor) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import pickle
@@ -27,6 +26,7 @@ from kernel_format.files import temporary_directory
 from kernel_judge.judge.arena import Arena
 from kernel_judge.judge.evaluation import FAILURES
 from kernel_judge.judge.process_tree import (
+    STOPPED,
     descendants,
     disk_bytes,
     free_bytes,
@@ -35,13 +35,14 @@ from kernel_judge.judge.process_tree import (
     nameless_bytes,
     signal_each,
     suspend_descendants,
+    thread_switches,
     wait_until_stopped,
 )
 from kernel_sandbox import sandbox
 from kernel_sandbox.answers import read_answer
 from kernel_sandbox.confine import LARGEST_FILE
 
-_LIBC = ctypes.CDLL(None)
+_CPU_CLOCK = 2  # CPUCLOCK_SCHED of Linux: the rest of a clock's number is that of a process
 _LONGEST_ANSWER = 1 << 20
 _SEND_SECONDS = 60
 _LONGEST_OUTPUT = 1500
@@ -49,7 +50,7 @@ _LONGEST_OUTPUT = 1500
 MOST_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 MOST_PROCESSES = 1000
 MOST_DISK = LARGEST_FILE
-# A thread that waits for the disk runs until it handles SIGSTOP.
+# A thread that waits for a disk when the others have stopped runs until it handles SIGSTOP.
 _MOST_SUSPENDED_SECONDS = 0.5e-3
 # glibc returns freed memory to the system when there is much, and getting a page again takes longer than a small kernel
 # needs to fill it. Linux often puts two of a worker's threads on one core when they wake up; OpenMP binds each to its
@@ -82,6 +83,7 @@ class WorkerProcess(ExitStack):
         super().__init__()
         self._device = device
         self._suspended: dict[int, float] = {}  # processes -> their CPU time
+        self._threads: dict[int, tuple[str, int]] = {}  # of suspended processes
         # Of the commands that are not answered yet: an answer has that of its command. It starts with one of its own.
         self._tokens: deque[str | None] = deque([None])
         with ExitStack() as opened:
@@ -215,9 +217,10 @@ class WorkerProcess(ExitStack):
         if self._device != "cpu" or self._suspended:
             return
         self._signal(signal.SIGSTOP)
-        processes = {self.process.pid, *suspend_descendants(self.process.pid)}
-        wait_until_stopped(processes)
+        wait_until_stopped({self.process.pid})
+        processes = {self.process.pid, *suspend_descendants(self.process.pid, wait=True)}
         self._suspended = {process: _cpu_seconds(process) for process in processes}
+        self._threads = thread_switches(processes)
 
     def go_on(self) -> None:
         """Resume the worker.
@@ -229,16 +232,23 @@ class WorkerProcess(ExitStack):
         self._resume()
 
     def _check_suspended(self) -> None:
-        """Raise if suspended processes have run: a timer, or the end of another process, may send them SIGCONT."""
+        """Raise if suspended processes have run: a timer, or the end of another process, may send them SIGCONT.
+
+        A stopped thread does not leave a core again before something wakes it. One that has then started a process or a
+        thread, and stopped, has used hardly any CPU time; one that waited for a disk must use some to stop.
+        """
+        if not self._suspended:
+            return
+        now = thread_switches({self.process.pid, *descendants(self.process.pid)})
+        woken = [thread for thread, was in self._threads.items() if was[0] == STOPPED and now.get(thread) != was]
         used = sum(max(_cpu_seconds(process) - before, 0.0) for process, before in self._suspended.items())
-        if used > _MOST_SUSPENDED_SECONDS:
+        if woken or now.keys() - self._threads.keys() or used > _MOST_SUSPENDED_SECONDS:
             self._resume()
-            words = f"its processes computed for {used * 1e3:.3g} ms while the judge had suspended them"
+            words = f"its processes ran while the judge had suspended them ({used * 1e3:.3g} ms of their CPU time)"
             raise WorkerFailure("ran-while-suspended", f"{words}; start no timer that sends SIGCONT")
 
     def _resume(self) -> None:
         if self._suspended:
-            self._signal(signal.SIGCONT)
             signal_each(self._suspended, signal.SIGCONT)
             self._suspended = {}
 
@@ -287,7 +297,6 @@ class WorkerProcess(ExitStack):
 
 def _cpu_seconds(process: int) -> float:
     """Return the CPU time of a process in nanoseconds' resolution; that of psutil is 10 ms, half of a timed run."""
-    clock = ctypes.c_int()
-    if _LIBC.clock_getcpuclockid(process, ctypes.byref(clock)):
-        return 0.0  # it has ended
-    return time.clock_gettime(clock.value)
+    with suppress(OSError):  # it has ended
+        return time.clock_gettime(~process << 3 | _CPU_CLOCK)
+    return 0.0

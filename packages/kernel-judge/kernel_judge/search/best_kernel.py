@@ -96,17 +96,13 @@ def _write_project(directory: Path, source: Path, repo_id: str, backends: Sequen
 
 
 def _write_card(directory: Path, project: Project, best: Try, verdict: Verdict) -> None:
-    """Write `CARD.md`: the author's front matter, and the verdict in place of the text of the template."""
+    """Write `CARD.md`: the author's front matter, and the agent and second verdict in place of the template's text."""
     card = directory / "CARD.md"
     values: dict[str, Any] = {"license": project.license}
     with suppress(OSError, ValueError):  # without a card, or with one that is not YAML: an agent wrote it
         front, _ = front_matter.split(card.read_text(encoding="utf-8"))
         values |= front_matter.parse(front or "{}")
-    card.write_text(front_matter.join(values, _card_text(project.name, best, verdict)) + "\n", encoding="utf-8")
-
-
-def _card_text(name: str, best: Try, verdict: Verdict) -> str:
-    """Return the text of the card: the kernel's task, its agent, and the second verdict on it."""
     program = Path(shlex.split(best.agent)[0]).name  # its arguments may contain a key
     facts = "\n".join(f"- {line}" for line in verdict.lines())
-    return template("CARD.md").substitute(vars(verdict), name=name, program=program, facts=facts)
+    text = template("CARD.md").substitute(vars(verdict), name=project.name, program=program, facts=facts)
+    card.write_text(f"{front_matter.join(values, text)}\n", encoding="utf-8")
