@@ -160,11 +160,12 @@ def newest_commit(repository: RemoteRepository, revision: str | None) -> str:
 
 
 def versions_at(repository: RemoteRepository, commit: str, asked: str) -> set[str]:
-    """Return the version that was asked for, or is the newest, if its branch is at a commit; else all that are."""
+    """Return the version that was asked for, also as a tag; else those whose branch is at a commit, or the newest."""
+    if named := re.fullmatch(r"(?:(?:refs/)?(?:heads|tags)/)?(v\d+)", asked):
+        return {named[1]}
     branches = repository.branches().items()
-    versions = {name for name, head in branches if head == commit and re.fullmatch(r"v\d+", name)}
-    asked = asked or max(versions, key=lambda name: int(name[1:]), default="")
-    return versions & {asked} or versions
+    versions = [name for name, head in branches if head == commit and re.fullmatch(r"v\d+", name)]
+    return set(versions if asked else sorted(versions, key=lambda name: int(name[1:]))[-1:])
 
 
 def signature_here(package: HubPackage, signers: Signers, repo_id: str | None, versions: set[str]) -> str:

@@ -162,6 +162,10 @@ def test_a_users_key_signs_without_a_network(hub: RunningHub, doubling: Path, tm
         assert all(verdict.signature.startswith("valid for another place") for verdict in found)
     assert of[f"{REPO}@v1"].ok
     api.delete_branch(REPO, branch="v2", repo_type="kernel")
+    api.create_tag(REPO, tag="v2", revision="v1", repo_type="kernel")
+    for revision in ("v2", "refs/tags/v2"):
+        found = verify(f"{REPO}@{revision}", endpoint=hub.url, signers=[f"{key}.pub"]).variants
+        assert all(verdict.signature.startswith("valid for another place") for verdict in found)
     without_key = verify(REPO, endpoint=hub.url)
     assert verdicts() == {"not verified: by a key; name the signer's public key with --signer"}
     assert (without_key.ok, without_key.is_verified, without_key.as_dict()["ok"]) == (True, False, False)
