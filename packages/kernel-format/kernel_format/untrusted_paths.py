@@ -18,6 +18,9 @@ _NOT_ON_WINDOWS = re.compile(
     r".*:.*|.*[. ]|(con|prn|aux|nul|(conin|conout|clock)\$|com[0-9¹²³]|lpt[0-9¹²³])( *\..*)?", re.IGNORECASE
 )
 
+# From these files of a work tree, git and git-lfs learn other servers, which they send the user's token to.
+_CONFIGURES_GIT = {".gitmodules", ".lfsconfig"}
+
 
 class UnsafePath(ValueError):
     """A path that leaves its directory, or that is not valid. The message is safe to print."""
@@ -75,7 +78,7 @@ def checked_tree(paths: Iterable[object]) -> list[str]:
     return list(known)
 
 
-def publishable_path(path: object) -> str:
+def portable_path(path: object) -> str:
     """Return a path that every system stores as one file, and shows with all of its characters.
 
     Raises:
@@ -87,6 +90,18 @@ def publishable_path(path: object) -> str:
     for part in text.split("/"):
         if _NOT_ON_WINDOWS.fullmatch(part):
             raise UnsafePath(f"on Windows, {ascii(part)[:100]} in {ascii(text)[:100]} is no file's name")
+    return text
+
+
+def publishable_path(path: object) -> str:
+    """Return a portable path of a file that does not configure git.
+
+    Raises:
+        UnsafePath: If it is not.
+    """
+    text = portable_path(path)
+    if not _CONFIGURES_GIT.isdisjoint(text.casefold().split("/")):
+        raise UnsafePath(f"{text!r} configures the git commands of users who clone the repository")
     return text
 
 

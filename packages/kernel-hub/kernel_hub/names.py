@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kernel_format.untrusted_paths import UnsafePath, publishable_path
+from kernel_format.untrusted_paths import UnsafePath, portable_path, publishable_path
 from kernel_hub.refusals import bad_request
 
 _PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?")
@@ -63,10 +63,10 @@ def ref_name(name: str) -> str:
     return name
 
 
-def path(value: str) -> str:
-    """Return a relative path if it stays inside of a repository and shows all of its characters."""
+def path(value: str, *, is_new: bool = False) -> str:
+    """Return a relative path if it is in a repository, shows all its characters, and may be written."""
     try:
-        return publishable_path(value)
+        return publishable_path(value) if is_new else portable_path(value)
     except UnsafePath as error:
         raise bad_request(f"path {value[:100]!a} is not allowed: {error}") from None
 

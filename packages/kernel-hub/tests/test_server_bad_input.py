@@ -58,6 +58,7 @@ PATHS += ["a\nb", "a\rb", "a\x1b[2J", "a\x85b", "a\u2028b"]
 PATHS += ["x" * 300, "d/" * 40, "CON.txt", "lib/nul.so", "C:/x", "CONIN$", "a.", "a /b"]
 # Names that some file systems take for .git, and names with invisible characters.
 PATHS += ["git~1/x", ".git. /x", ".g\u200cit/x", "\u202egnp.exe", "a\ud800", "a\u00a0b", "a\ufe0f"]
+PATHS += [".lfsconfig", "a/.LfsConfig", ".gitmodules"]  # send users' tokens elsewhere
 REFS = ["..", "../../x", "refs/heads/../../x", "a..b", "a.lock", "a b"]
 REFS += ["a~1", "-a", "x" * 201, "HEAD", "@{0}", "v1^{tree}"]
 

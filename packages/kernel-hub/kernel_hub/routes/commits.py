@@ -88,7 +88,7 @@ def preupload(
     inline_bytes = 0 if _uploads_by_lfs(request) else limits.inline_file_bytes
     answer = []
     for file in body.files:
-        path = names.path(file.path)
+        path = names.path(file.path, is_new=True)
         if file.size > limits.file_bytes:
             raise too_large(f"{path} has {file.size} bytes; this Hub takes files up to {limits.file_bytes}")
         _check_metadata(path, file.size, limits.metadata_bytes)
@@ -224,7 +224,7 @@ class _Upload:
         if key in {"deletedFile", "deletedFolder", "deletedEntry"}:
             self.changes.append(FileChange(names.path(path.rstrip("/")), is_folder=key == "deletedFolder"))
             return
-        if is_bytecode(names.path(path)):
+        if is_bytecode(names.path(path, is_new=True)):
             raise bad_request(f"{path} is bytecode, which Python runs in place of a source: delete it")
         if key == "lfsFile":
             large = self._stored(path, value.get("oid"), value.get("size"))
