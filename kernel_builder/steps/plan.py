@@ -33,6 +33,9 @@ _UNIQUE_LENGTH = 13
 _LINK_FLAGS = (
     "-shared",
     "-nodefaultlibs",
+    # The linker's plugin would assemble bytecode in an object, and no list names the files that this reads.
+    "-fno-lto",
+    "-fno-use-linker-plugin",
     "-Wl,--build-id=none",
     "-Wl,--strip-all",
     "-Wl,--gc-sections",

@@ -66,6 +66,22 @@ def test_a_file_that_no_key_covers_is_an_error(
     assert not list((cache / "objects").glob("*/*.o"))
 
 
+def test_the_link_compiles_nothing(copy_project: Callable[..., Path], new_cache: Callable[[str], Path]) -> None:
+    """Bytecode of g++ in sections of an object, which its source writes, becomes code with the linker's plugin only."""
+    directory, cache = copy_project("stable-scale"), new_cache("cache")
+    (other := directory / "other").write_text("a file of the machine")
+    code = f'asm(".section .init_array\\n.incbin \\"{other}\\"");'
+    command = ["g++", "-flto", "-fPIC", "-x", "c++", "-S", "-o", "-", "-"]
+    assembly = subprocess.run(command, input=code.encode(), stdout=subprocess.PIPE, check=True).stdout.split(b"\n", 1)[
+        1
+    ]
+    source = directory / SOURCE[CPU]
+    source.write_bytes(source.read_bytes() + b'asm(R"ASM(\n%b\n.text\n)ASM");\n' % assembly)
+    assert not refusals(planned(directory, CPU), cache)
+    binaries = [path.read_bytes() for path in cache.rglob("*.so")]
+    assert binaries and not any(b"a file of the machine" in binary for binary in binaries)
+
+
 def test_several_capabilities(copy_project: Callable[..., Path], new_cache: Callable[[str], Path]) -> None:
     """nvcc names its intermediate files otherwise then, and the assembler has these names."""
     directory, cache = copy_project("stable-scale"), new_cache("cache")
