@@ -7,7 +7,7 @@ import os
 import re
 import string
 from collections.abc import Container, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from kernel_builder import toml_file
 from kernel_builder.config import known_backends
@@ -62,19 +62,32 @@ def create(
     directory = directory or Path(name)
     ordered = [backend for backend in BACKENDS[language] if backend in wanted]
     files = _render(repo_id, name, ordered, license_name, language, operator)
-    write({name: text.encode() for name, text in files.items()}, directory, overwrite=overwrite)
+    write(files, directory, overwrite=overwrite)
     return directory
 
 
-def write(files: Mapping[str, bytes], directory: Path, *, overwrite: bool) -> None:
-    """Write the files of a project into a directory."""
+def write(
+    files: Mapping[str, str | bytes],
+    directory: Path,
+    *,
+    overwrite: bool = False,
+    hint: str = "use another PATH, or --overwrite",
+) -> None:
+    """Write the files of a project into a directory, and nothing through symbolic links in it.
+
+    Args:
+        hint: The remedy if files exist, and `overwrite` is not set.
+    """
     present = [path for path in files if os.path.lexists(directory / path)]
     if present and not overwrite:
-        raise ConfigError(
-            f"the directory already has {', '.join(present)}",
-            where=str(directory),
-            hint="use another PATH, or --overwrite",
-        )
+        raise ConfigError(f"the directory already has {', '.join(present)}", where=str(directory), hint=hint)
+    for parent in (directory / parent for path in files for parent in PurePath(path).parents[:-1]):
+        if parent.is_symlink():
+            raise ConfigError(
+                "is a symbolic link: files would be written to its target",
+                where=str(parent),
+                hint="delete it",
+            )
     try:
         for name, content in files.items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_builder import toml_file
+from kernel_builder import scaffold, toml_file
 from kernel_builder.config.variant import Release
 from kernel_builder.progress import Progress
 from kernel_builder.toolchain import Toolchains, components, lock
@@ -45,8 +45,7 @@ class Update:
 
     def write(self, root: Path) -> None:
         """Write the files."""
-        for name, text in self.files.items():
-            (root / name).write_text(text, encoding="utf-8")
+        scaffold.write(self.files, root, overwrite=True)
 
 
 def find(

@@ -15,7 +15,7 @@ from kernel_builder.cli.shared_options import json_option, table
 from kernel_builder.config import build_toml, editions
 from kernel_builder.config.build_toml import FILE
 from kernel_builder.config.project import Project
-from kernel_builder.config.project_files import read_project
+from kernel_builder.config.project_files import check_link, read_project
 from kernel_builder.json_value import json_value
 from kernel_builder.plural import counted
 from kernel_builder.steps import compile_steps
@@ -105,6 +105,7 @@ def _update(path: Path, license: str | None, *, write: bool) -> bool:
     for line in difflib.unified_diff(old.splitlines(), new.splitlines(), str(path), str(path), lineterm=""):
         click.secho(line, fg=colours.get(line[0]))
     if write:
+        check_link(Path(os.path.realpath(path.parent)), path, FILE, str(path))
         real = Path(os.path.realpath(path))
         mark = "\ufeff" if real.read_bytes().startswith(b"\xef\xbb\xbf") else ""
         write_atomically(real, mark + new, mode=real.stat().st_mode & 0o777)

@@ -129,7 +129,7 @@ def _create_from_source(
         repo_id, text, functions, stem=source.stem, license_name=license_name, for_authors=True
     )
     directory = directory or Path(name)
-    scaffold.write({path: text.encode() for path, text in written.items()}, directory, overwrite=overwrite)
+    scaffold.write(written, directory, overwrite=overwrite)
     click.echo(f"Created {directory} from {source}. Next:\n  kernel-builder build {shlex.quote(str(directory))}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 import tomlkit
 
-from kernel_builder import toml_file
+from kernel_builder import scaffold, toml_file
 from kernel_builder.checks.ops import split_list
 from kernel_builder.config import build_toml
 from kernel_builder.config.project import distribution_name, python_name
@@ -22,7 +21,6 @@ from kernel_builder.port.extension_table import PortedExtension, Remark, TableRe
 from kernel_builder.port.setup_runs import SetupRun, run_setup
 from kernel_builder.steps.confinement import SandboxMode
 from kernel_format.errors import ConfigError
-from kernel_format.files import write_atomically
 
 # Packages that only a build needs, and dependencies of Torch.
 _EVERYWHERE = ("torch", "numpy", "ninja", "packaging", "setuptools", "wheel", "pybind11")
@@ -66,15 +64,8 @@ class Port:
 
     def write(self) -> list[str]:
         """Write the files, all or none; return their names."""
-        if existing := [name for name in self.files if os.path.lexists(self.directory / name)]:
-            raise ConfigError(
-                f"has {' and '.join(existing)} already; existing files are kept",
-                where=str(self.directory),
-                hint="add --dry-run to print the build.toml, or move the file away",
-            )
-        for name, content in self.files.items():
-            (self.directory / name).parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.directory / name, content)
+        hint = "add --dry-run to print the build.toml, or move the file away"
+        scaffold.write(self.files, self.directory, hint=hint)
         return list(self.files)
 
 

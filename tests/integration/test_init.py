@@ -133,6 +133,16 @@ def test_bad_arguments(args: list[str], message: str, hint: str, tmp_path: Path)
     assert tree(tmp_path) == {}
 
 
+@pytest.mark.attack
+def test_links_in_the_directory_lead_nowhere(tmp_path: Path) -> None:
+    for name in ("here", "outside"):
+        Path(name).mkdir()
+    Path("here/kit").symlink_to(tmp_path / "outside")
+    result = init("here", "--name", "org/ab", "--overwrite")
+    assert result.exit_code == 2 and "here/kit: is a symbolic link" in result.output
+    assert not list(Path("outside").iterdir())
+
+
 def test_existing_files_are_kept(tmp_path: Path) -> None:
     Path("here").mkdir()
     Path("here/CARD.md").write_text("mine")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,31 @@ def test_extensions_become_kernels(project: Path) -> None:
     assert [name for name, _ in read.python_files] == ["__init__.py"]
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "record", ["[1]", '{"error": 5}', "[" * 200_000, '{"error": null, "b": 1}', '{"error": "\\ud800"}']
+)
+def test_forged_records_and_large_outputs_are_errors(tmp_path: Path, record: str) -> None:
+    lines = ["import os", "os.write(1, b'x' * (64 << 20))", "for number in map(int, os.listdir('/proc/self/fd')):"]
+    lines += ["    try:", f"        os.write(number, {record!r}.encode())", "    except OSError:", "        pass"]
+    (tmp_path / "setup.py").write_text("\n".join([*lines, "os._exit(0)"]))
+    tracemalloc.start()
+    result = port(tmp_path / "setup.py")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert result.exit_code == 2 and "has changed its record" in result.output, result.output
+    assert peak < 32 << 20
+
+
+@pytest.mark.attack
+def test_links_in_the_project_lead_nowhere(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (project / "torch-ext").symlink_to(tmp_path / "outside")
+    result = port(project / "setup.py")
+    assert result.exit_code == 2 and "torch-ext: is a symbolic link" in result.output
+    assert not list((tmp_path / "outside").iterdir()) and not (project / "build.toml").exists()
+
+
 def test_remainder_is_listed_with_its_line(project: Path) -> None:
     report = as_json(project, "--dry-run")
     call = line("kind(")
@@ -136,7 +162,7 @@ def test_existing_files_are_kept(project: Path) -> None:
     (project / "build.toml").write_text("# mine\n")
     result = port(project / "setup.py")
     assert result.exit_code == 2
-    assert "has build.toml already" in result.output
+    assert "already has build.toml" in result.output
     assert (project / "build.toml").read_text() == (package / "__init__.py").read_text() == "# mine\n"
 
 
