@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,6 @@ from kernel_format.files import temporary_directory
 _PLATFORM = "x86_64-linux"
 # Limits of the sandboxed process, in which the author's module runs.
 _SECONDS, _SECONDS_EACH = 600, 60  # at the start, and for each kernel
-_SHOWN_BYTES = 4000  # of its output
 
 
 def compiler_component(tables: Mapping[str, Any]) -> str:
@@ -88,24 +86,6 @@ def _run(scratch: Path, root: Path, language: Language[Any], chosen: confinement
         # Line numbers come with the names of directories, which would differ between two builds.
         "TRITON_DISABLE_LINE_INFO": "1",
     }
-    with (scratch / "output").open("w+b") as output:
-        try:
-            subprocess.run(
-                chosen.around(command, scratch, [*language.programs, root]),
-                cwd=scratch,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=seconds,
-                check=True,
-            )
-        except subprocess.SubprocessError as error:
-            output.seek(max(0, output.seek(0, os.SEEK_END) - _SHOWN_BYTES))
-            ended = (
-                f"ended with status {error.returncode}"
-                if isinstance(error, subprocess.CalledProcessError)
-                else f"did not end within {seconds:.0f} s"
-            )
-            shown = output.read().decode(errors="replace")
-            raise BuildError(f"{language.title} {ended}", where=str(root), output=shown) from error
+    failed, shown = chosen.run(command, scratch, [*language.programs, root], environment, seconds)
+    if failed:
+        raise BuildError(f"{language.title} {failed}", where=str(root), output=shown)

@@ -31,7 +31,7 @@ from kernel_format.files import temporary_directory
 from kernel_format.metadata import PackageMetadata
 from kernel_format.tree_digest import contents, is_unchanged
 from kernel_sandbox import sandbox
-from kernel_sandbox.answers import read_answer
+from kernel_sandbox.answers import has_form, read_answer
 
 
 def check_load(package: CheckedPackage) -> Iterator[Finding]:
@@ -110,24 +110,14 @@ def start_loading(
 
 
 _FORGED = "the process answers in another form: code of the package has changed it"
-_OP = {"name": str, "namespace": str, "key": str, "implemented": bool, "keys": list, "fake": bool, "place": str}
+_OP = {"name": str, "namespace": str, "key": str, "implemented": bool, "keys": [str], "fake": bool, "place": str}
+_ANSWER = {"outcome": str, "text": str, "missing": [str], "ops": [_OP]}
 
 
 def _is_answer(answer: Any) -> bool:
     """Return whether an answer about a package has its form, which code of the package could change."""
-    return (
-        isinstance(answer, dict)
-        and answer.get("outcome") in ("loaded", "skipped", "failed")
-        and isinstance(answer.get("text"), str)
-        and _are_strings(answer.get("missing") or [])
-        and isinstance(ops := answer.get("ops") or [], list)
-        and all(isinstance(op, dict) and all(isinstance(op.get(key), kind) for key, kind in _OP.items()) for op in ops)
-        and all(_are_strings(op["keys"]) for op in ops)
-    )
-
-
-def _are_strings(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+    whole = {"missing": [], "ops": [], **answer} if isinstance(answer, dict) else answer
+    return has_form(whole, _ANSWER) and whole["outcome"] in ("loaded", "skipped", "failed")
 
 
 def asked_for(variant: str) -> tuple[str | None, str]:

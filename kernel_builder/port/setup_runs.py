@@ -9,11 +9,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from kernel_builder.config.project_files import work_tree
@@ -21,9 +22,22 @@ from kernel_builder.steps import confinement
 from kernel_builder.steps.confinement import SandboxMode
 from kernel_format.errors import ConfigError
 from kernel_format.files import temporary_directory
+from kernel_sandbox.answers import has_form
 
 _RECORDER = Path(__file__).with_name("recorder.py")
 _SECONDS = 120
+_MOST_MODULES = 100  # that a script may lack
+_LARGEST_RECORD = 4 << 20
+_ARGUMENTS = ("name", "sources", "include_dirs", "define_macros", "undef_macros", "extra_compile_args")
+# The form of a record, which the script could change.
+_RECORD = {
+    "error": (str, type(None)),
+    "settings": dict,
+    "architectures": str,
+    "extensions": [{"line": int, "kind": str, "arguments": dict.fromkeys(_ARGUMENTS, object)}],
+    "left_out": [[int, str]],
+    "assumed": [[int, str]],
+}
 _NOT_COPIED = (".git", ".venv", "__pycache__", "node_modules")
 # Programs that scripts start: path -> script. The toolkit and the repository are not in the sandbox, and nothing is
 # installed or removed. Compilers record their commands, and write empty objects.
@@ -142,25 +156,28 @@ def _run(
     while True:
         asked = {**request, "cuda": machine.cuda, "gpu": machine.gpu, "absent": absent}
         command = [sys.executable, "-I", str(_RECORDER), json.dumps(asked)]
-        record = _record(chosen.around(command, scratch, [_RECORDER, tree]), environment, scratch)
+        with TemporaryFile(dir=scratch) as output:
+            failed, log = chosen.run(command, scratch, [_RECORDER, tree], environment, _SECONDS, output)
+            output.seek(0)
+            content = output.read(_LARGEST_RECORD + 1)
+        shown = "".join(f": {line}" for line in log.splitlines()[-1:])
+        record: Any = {"error": f"line 0: the process {failed or 'ended with status 0'}{shown}"}
+        if content:
+            record = {"error": "line 0: the script has changed its record, or the record is longer than 4 MB"}
+            with suppress(ValueError, RecursionError):
+                read = json.loads(content[:_LARGEST_RECORD])
+                record = read if _is_plain(read) and has_form(read, _RECORD) else record
         error = record["error"] or ""
         missing = re.search(r"ModuleNotFoundError: No module named '(\w+)", error)
-        if missing is None or missing[1] in absent:
+        if missing is None or missing[1] in absent or len(absent) == _MOST_MODULES:
             break
         absent.append(missing[1])
-    return SetupRun(machine, **record)
+    return SetupRun(machine, **{key: record[key] for key in _RECORD if key in record})
 
 
-def _record(command: Sequence[str], environment: Mapping[str, str], scratch: Path) -> dict[str, Any]:
-    try:
-        done = subprocess.run(
-            command, cwd=scratch, env=environment, input=b"", capture_output=True, timeout=_SECONDS, check=False
-        )
-        if done.stdout:
-            record: dict[str, Any] = json.loads(done.stdout)
-            return record
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        error = f"line 0: the process ended with status {done.returncode}" + (f": {lines[-1]}" if lines else "")
-    except subprocess.TimeoutExpired:
-        error = f"line 0: no result after {_SECONDS} s"
-    return {"error": error}
+def _is_plain(value: Any, depth: int = 20) -> bool:
+    """Return whether a value can be written as UTF-8, and without deep recursion."""
+    if isinstance(value, (dict, list)):
+        inner = [*value, *value.values()] if isinstance(value, dict) else value
+        return depth > 0 and all(_is_plain(item, depth - 1) for item in inner)
+    return not isinstance(value, str) or value.isascii() or not re.search(r"[\ud800-\udfff]", value)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from tempfile import TemporaryFile
+from typing import IO, Literal
 
 from kernel_builder.progress import Progress
 from kernel_builder.steps.graph import PlannedVariant
@@ -23,6 +24,7 @@ SandboxMode = Literal["auto", "require", "off"]
 
 _COVERS_TRUNCATE = 3
 _TRIAL_SECONDS = 60
+_SHOWN_BYTES = 4096  # of a log
 # Compiles an empty source, and checks that /proc/net/dev lists only loopback, two lines of headings and one more, and
 # that a filter of system calls is in force.
 _TRIAL = """
@@ -57,6 +59,34 @@ class Confinement:
             return list(command)
         paths = dict.fromkeys([*self.tools, *(name for path in more for name in (str(path), os.path.realpath(path)))])
         return sandbox.wrapped(command, self.kind, scratch, list(paths), device)
+
+    def run(
+        self,
+        command: Sequence[str],
+        scratch: Path,
+        more: Iterable[Path],
+        environment: Mapping[str, str],
+        seconds: float,
+        output: IO[bytes] | None = None,
+    ) -> tuple[str | None, str]:
+        """Run a command, which may write without end, and return how it failed, or None, and the end of its log."""
+        with TemporaryFile(dir=scratch) as log:
+            try:
+                status = subprocess.run(
+                    self.around(command, scratch, more),
+                    cwd=scratch,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output or log,
+                    stderr=log,
+                    timeout=seconds,
+                    check=False,
+                ).returncode
+                failed = f"ended with status {status}" if status else None
+            except subprocess.TimeoutExpired:
+                failed = f"did not end within {seconds:.0f} s"
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _SHOWN_BYTES))
+            return failed, log.read().decode(errors="replace").strip()
 
 
 def for_steps(mode: SandboxMode, variants: Sequence[PlannedVariant], progress: Progress) -> Confinement:
@@ -119,21 +149,11 @@ def _missing(kind: str) -> str | None:
 
 def _tried(confinement: Confinement, compiler: Path | None) -> str | None:
     """Return why the compiler, or else a shell, does not run in a sandbox; None if it does."""
-    try:
-        with temporary_directory() as scratch:
-            done = subprocess.run(
-                confinement.around(["sh", "-c", _TRIAL, str(compiler or "true")], scratch),
-                cwd=scratch,
-                env={**environment(), "HOME": str(scratch), "TMPDIR": str(scratch)},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=_TRIAL_SECONDS,
-                check=False,
-            )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    output = done.stdout.strip().splitlines()
-    return None if done.returncode == 0 else output[0] if output else f"exit status {done.returncode}"
+    with temporary_directory() as scratch:
+        variables = {**environment(), "HOME": str(scratch), "TMPDIR": str(scratch)}
+        try:
+            trial = ["sh", "-c", _TRIAL, str(compiler or "true")]
+            failed, output = confinement.run(trial, scratch, (), variables, _TRIAL_SECONDS)
+        except OSError as error:
+            return str(error)
+    return failed and (output.splitlines() or [failed])[0]

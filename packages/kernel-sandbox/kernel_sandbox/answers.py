@@ -41,3 +41,17 @@ def read_answer(connection: socket.socket, seconds: float, most: int, check: Cal
         return json.loads(line)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def has_form(value: Any, form: Any) -> bool:
+    """Return whether a value of JSON has a form.
+
+    Args:
+        form: A type, a form for each key of an object, a list with the form of all items, or a longer one of each item.
+    """
+    if isinstance(form, dict):
+        return isinstance(value, dict) and all(key in value and has_form(value[key], form[key]) for key in form)
+    if isinstance(form, list):
+        forms = form * len(value) if isinstance(value, list) and len(form) == 1 else form
+        return isinstance(value, list) and len(value) == len(forms) and all(map(has_form, value, forms))
+    return isinstance(value, form)
