@@ -23,7 +23,7 @@ from kernel_builder.hub.content import RemoteFile
 from kernel_builder.hub.packages import HubPackage
 from kernel_builder.hub.partial_download import SMALL, download
 from kernel_builder.hub.remote_repository import RemoteRepository, refuse_redirect
-from kernel_builder.hub.verification import newest_commit, signature_here, versions_at
+from kernel_builder.hub.verification import find_revision, signature_here
 from kernel_format.errors import CheckError, PackageError, VariantError
 from kernel_format.files import file_digest, temporary_directory
 from kernel_format.metadata import PackageMetadata
@@ -152,7 +152,7 @@ def _open(name: str, stack: ExitStack, *, whole: bool, endpoint: str | None) -> 
     else:
         repo_id, _, revision = name.partition("@")
         repository = RemoteRepository(repo_id, endpoint=endpoint)
-        commit = newest_commit(repository, revision or None)
+        commit, versions = find_revision(repository, revision)
         root = stack.enter_context(temporary_directory())
         listed = repository.files(commit)
         refuse_redirect(repository, commit, listed)
@@ -168,7 +168,7 @@ def _open(name: str, stack: ExitStack, *, whole: bool, endpoint: str | None) -> 
             received,
             repository,
             None if whole else files,
-            versions_at(repository, commit, revision),
+            versions,
         )
     if not opened.packages:
         raise CheckError(

@@ -124,7 +124,7 @@ def verify(
     trusted = read_signers(signers)
     repo_id, _, asked = name.partition("@")
     repository = RemoteRepository(repo_id, endpoint=endpoint)
-    revision = newest_commit(repository, asked or None)
+    revision, versions = find_revision(repository, asked)
     with temporary_directory() as temporary:
         root = temporary / "published"
         files = {path: remote for path, remote in repository.files(revision).items() if path.startswith("build/")}
@@ -136,7 +136,6 @@ def verify(
                 where=f"{repo_id}@{revision}",
                 hint="packages are on the branch of their version: ORG/NAME@v1",
             )
-        versions = versions_at(repository, revision, asked)
         verdicts = [_verdict(package, trusted, require_signature, repo_id, versions) for package in packages]
         if source is not None:
             owner = repo_id.partition("/")[0]
@@ -144,28 +143,23 @@ def verify(
     return Verification(repo_id, revision, tuple(verdicts))
 
 
-def newest_commit(repository: RemoteRepository, revision: str | None) -> str:
-    """Return the commit of a revision, or of the newest version."""
+def find_revision(repository: RemoteRepository, asked: str) -> tuple[str, set[str]]:
+    """Return the commit of a revision, or of the newest version, and its versions.
+
+    The name of a version is the only version, also as a tag; a commit has the versions of all branches that are at it.
+    """
     branches = repository.branches()
-    versions = [int(name[1:]) for name in branches if re.fullmatch(r"v\d+", name)]
-    if revision is None:
-        if not versions:
-            raise HubError(
-                "the kernel does not exist, or has no version",
-                where=f"{repository.repo_id} on {repository.api.endpoint}",
-                hint="check the name, the token with `hf auth whoami`, and $HF_ENDPOINT",
-            )
-        revision = f"v{max(versions)}"
-    return branches.get(revision, revision)
-
-
-def versions_at(repository: RemoteRepository, commit: str, asked: str) -> set[str]:
-    """Return the version that was asked for, also as a tag; else those whose branch is at a commit, or the newest."""
-    if named := re.fullmatch(r"(?:(?:refs/)?(?:heads|tags)/)?(v\d+)", asked):
-        return {named[1]}
-    branches = repository.branches().items()
-    versions = [name for name, head in branches if head == commit and re.fullmatch(r"v\d+", name)]
-    return set(versions if asked else sorted(versions, key=lambda name: int(name[1:]))[-1:])
+    versions = {name: commit for name, commit in branches.items() if re.fullmatch(r"v\d+", name)}
+    if not asked and not versions:
+        raise HubError(
+            "the kernel does not exist, or has no version",
+            where=f"{repository.repo_id} on {repository.api.endpoint}",
+            hint="check the name, the token with `hf auth whoami`, and $HF_ENDPOINT",
+        )
+    asked = asked or max(versions, key=lambda name: int(name[1:]))
+    commit = branches.get(asked, asked)
+    named = re.fullmatch(r"(?:(?:refs/)?(?:heads|tags)/)?(v\d+)", asked)
+    return commit, {named[1]} if named else {name for name, head in versions.items() if head == commit}
 
 
 def signature_here(package: HubPackage, signers: Signers, repo_id: str | None, versions: set[str]) -> str:
