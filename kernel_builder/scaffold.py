@@ -16,6 +16,7 @@ from kernel_builder.config.project import python_name
 from kernel_format.errors import ConfigError
 from kernel_format.files import write_atomically
 
+_HINT = "use another PATH, or --overwrite"
 _TEMPLATES = Path(__file__).parent / "templates"
 BACKENDS = {"cuda": ("cpu", "cuda"), "triton": ("cuda",)}
 """The languages of the templates: name -> backends."""
@@ -66,18 +67,8 @@ def create(
     return directory
 
 
-def write(
-    files: Mapping[str, str | bytes],
-    directory: Path,
-    *,
-    overwrite: bool = False,
-    hint: str = "use another PATH, or --overwrite",
-) -> None:
-    """Write the files of a project into a directory, and nothing through symbolic links in it.
-
-    Args:
-        hint: The remedy if files exist, and `overwrite` is not set.
-    """
+def write(files: Mapping[str, str | bytes], directory: Path, *, overwrite: bool = False, hint: str = _HINT) -> None:
+    """Write the files of a project into a directory, and nothing through symbolic links in it."""
     present = [path for path in files if os.path.lexists(directory / path)]
     if present and not overwrite:
         raise ConfigError(f"the directory already has {', '.join(present)}", where=str(directory), hint=hint)

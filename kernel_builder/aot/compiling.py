@@ -69,23 +69,21 @@ def compile_all(
         asked = request(language, package, source, pairs, jobs or len(os.sched_getaffinity(0)))
         (scratch / "request.json").write_text(json.dumps(asked))
         seconds = _SECONDS + _SECONDS_EACH * len(pairs)
-        _run(scratch, root, language, confinement.chosen(mode, toolchains.host().path), seconds)
+        environment = {
+            "PATH": os.environ.get("PATH", ""),
+            "HOME": str(scratch),
+            "TMPDIR": str(scratch),
+            "TRITON_CACHE_DIR": str(scratch / "cache"),
+            "TRITON_BACKENDS_IN_TREE": "1",
+            # Line numbers come with the names of directories, which would differ between two builds.
+            "TRITON_DISABLE_LINE_INFO": "1",
+        }
+        chosen = confinement.chosen(mode, toolchains.host().path)
+        command = [sys.executable, "-I", "-S", str(language.programs[0]), "request.json", str(root)]
+        command = chosen.around(command, scratch, [*language.programs, root])
+        failed, shown = confinement.run(command, scratch, environment, seconds)
+        if failed:
+            raise BuildError(f"{language.title} {failed}", where=str(root), output=shown)
         kernels = list(answers(language, scratch / "out", pairs, project.root / source))
     size = len(archs)
     return [kernels[start : start + size] for start in range(0, len(kernels), size)]
-
-
-def _run(scratch: Path, root: Path, language: Language[Any], chosen: confinement.Confinement, seconds: float) -> None:
-    command = [sys.executable, "-I", "-S", str(language.programs[0]), "request.json", str(root)]
-    environment = {
-        "PATH": os.environ.get("PATH", ""),
-        "HOME": str(scratch),
-        "TMPDIR": str(scratch),
-        "TRITON_CACHE_DIR": str(scratch / "cache"),
-        "TRITON_BACKENDS_IN_TREE": "1",
-        # Line numbers come with the names of directories, which would differ between two builds.
-        "TRITON_DISABLE_LINE_INFO": "1",
-    }
-    failed, shown = chosen.run(command, scratch, [*language.programs, root], environment, seconds)
-    if failed:
-        raise BuildError(f"{language.title} {failed}", where=str(root), output=shown)

@@ -116,8 +116,9 @@ _ANSWER = {"outcome": str, "text": str, "missing": [str], "ops": [_OP]}
 
 def _is_answer(answer: Any) -> bool:
     """Return whether an answer about a package has its form, which code of the package could change."""
-    whole = {"missing": [], "ops": [], **answer} if isinstance(answer, dict) else answer
-    return has_form(whole, _ANSWER) and whole["outcome"] in ("loaded", "skipped", "failed")
+    if isinstance(answer, dict):
+        answer = {**answer, "missing": answer.get("missing") or [], "ops": answer.get("ops") or []}
+    return has_form(answer, _ANSWER) and answer["outcome"] in ("loaded", "skipped", "failed")
 
 
 def asked_for(variant: str) -> tuple[str | None, str]:

@@ -10,13 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from kernel_builder import inline_project
+from kernel_builder import inline_project, scaffold
 from kernel_builder.backends.cuda.releases import capability_key, runs_on
 from kernel_builder.config import known_backends
 from kernel_builder.develop.choice import build_for_device
 from kernel_format.cache_directory import default_cache
 from kernel_format.errors import ConfigError, VariantError
-from kernel_format.files import write_atomically
 from kernel_format.metadata import PackageMetadata
 
 if TYPE_CHECKING:
@@ -83,9 +82,7 @@ def _package(source: str, functions: Sequence[str]) -> Any:
     _check_device(project, capabilities)
     with suppress(FileNotFoundError):
         return get_local_kernel(project, backend=backend)
-    for name, text in content.items():
-        (project / name).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(project / name, text)
+    scaffold.write(content, project, overwrite=True)
     build_for_device(project, backend, capabilities=capabilities)
     _check_device(project, capabilities)
     return get_local_kernel(project, backend=backend)

@@ -157,7 +157,8 @@ def _run(
         asked = {**request, "cuda": machine.cuda, "gpu": machine.gpu, "absent": absent}
         command = [sys.executable, "-I", str(_RECORDER), json.dumps(asked)]
         with TemporaryFile(dir=scratch) as output:
-            failed, log = chosen.run(command, scratch, [_RECORDER, tree], environment, _SECONDS, output)
+            command = chosen.around(command, scratch, [_RECORDER, tree])
+            failed, log = confinement.run(command, scratch, environment, _SECONDS, output)
             output.seek(0)
             content = output.read(_LARGEST_RECORD + 1)
         shown = "".join(f": {line}" for line in log.splitlines()[-1:])

@@ -60,33 +60,28 @@ class Confinement:
         paths = dict.fromkeys([*self.tools, *(name for path in more for name in (str(path), os.path.realpath(path)))])
         return sandbox.wrapped(command, self.kind, scratch, list(paths), device)
 
-    def run(
-        self,
-        command: Sequence[str],
-        scratch: Path,
-        more: Iterable[Path],
-        environment: Mapping[str, str],
-        seconds: float,
-        output: IO[bytes] | None = None,
-    ) -> tuple[str | None, str]:
-        """Run a command, which may write without end, and return how it failed, or None, and the end of its log."""
-        with TemporaryFile(dir=scratch) as log:
-            try:
-                status = subprocess.run(
-                    self.around(command, scratch, more),
-                    cwd=scratch,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output or log,
-                    stderr=log,
-                    timeout=seconds,
-                    check=False,
-                ).returncode
-                failed = f"ended with status {status}" if status else None
-            except subprocess.TimeoutExpired:
-                failed = f"did not end within {seconds:.0f} s"
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _SHOWN_BYTES))
-            return failed, log.read().decode(errors="replace").strip()
+
+def run(
+    command: Sequence[str], scratch: Path, env: Mapping[str, str], seconds: float, output: IO[bytes] | None = None
+) -> tuple[str | None, str]:
+    """Run a command, which may write without end, and return how it failed, or None, and the end of its log."""
+    with TemporaryFile(dir=scratch) as log:
+        try:
+            status = subprocess.run(
+                command,
+                cwd=scratch,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output or log,
+                stderr=log,
+                timeout=seconds,
+                check=False,
+            ).returncode
+            failed = f"ended with status {status}" if status else None
+        except subprocess.TimeoutExpired:
+            failed = f"did not end within {seconds:.0f} s"
+        log.seek(max(0, log.seek(0, os.SEEK_END) - _SHOWN_BYTES))
+        return failed, log.read().decode(errors="replace").strip()
 
 
 def for_steps(mode: SandboxMode, variants: Sequence[PlannedVariant], progress: Progress) -> Confinement:
@@ -152,8 +147,8 @@ def _tried(confinement: Confinement, compiler: Path | None) -> str | None:
     with temporary_directory() as scratch:
         variables = {**environment(), "HOME": str(scratch), "TMPDIR": str(scratch)}
         try:
-            trial = ["sh", "-c", _TRIAL, str(compiler or "true")]
-            failed, output = confinement.run(trial, scratch, (), variables, _TRIAL_SECONDS)
+            trial = confinement.around(["sh", "-c", _TRIAL, str(compiler or "true")], scratch)
+            failed, output = run(trial, scratch, variables, _TRIAL_SECONDS)
         except OSError as error:
             return str(error)
     return failed and (output.splitlines() or [failed])[0]

@@ -94,11 +94,7 @@ def portable_path(path: object) -> str:
 
 
 def publishable_path(path: object) -> str:
-    """Return a portable path of a file that does not configure git.
-
-    Raises:
-        UnsafePath: If it is not.
-    """
+    """Return a portable path of a file that does not configure git, or raise UnsafePath."""
     text = portable_path(path)
     if not _CONFIGURES_GIT.isdisjoint(text.casefold().split("/")):
         raise UnsafePath(f"{text!r} configures the git commands of users who clone the repository")

@@ -72,9 +72,7 @@ def test_the_link_compiles_nothing(copy_project: Callable[..., Path], new_cache:
     (other := directory / "other").write_text("a file of the machine")
     code = f'asm(".section .init_array\\n.incbin \\"{other}\\"");'
     command = ["g++", "-flto", "-fPIC", "-x", "c++", "-S", "-o", "-", "-"]
-    assembly = subprocess.run(command, input=code.encode(), stdout=subprocess.PIPE, check=True).stdout.split(b"\n", 1)[
-        1
-    ]
+    _, assembly = subprocess.run(command, input=code.encode(), capture_output=True, check=True).stdout.split(b"\n", 1)
     source = directory / SOURCE[CPU]
     source.write_bytes(source.read_bytes() + b'asm(R"ASM(\n%b\n.text\n)ASM");\n' % assembly)
     assert not refusals(planned(directory, CPU), cache)

@@ -115,7 +115,7 @@ def test_list_variants_goes_on_and_says_each_obstacle_once(several: list[Path]) 
 def test_update_build_shows_the_difference_and_writes_it(tmp_path: Path) -> None:
     home = project(tmp_path / "a", BUILD_TOML)
     file = home / "build.toml"
-    real = tmp_path / "real.toml"
+    real = home / "real.toml"
     file.rename(real)
     file.symlink_to(real)
     real.chmod(0o640)
@@ -130,7 +130,11 @@ def test_update_build_shows_the_difference_and_writes_it(tmp_path: Path) -> None
     assert real.read_text() == in_edition_6("edition = 6\n")
     assert stat.S_IMODE(real.stat().st_mode) == 0o640
     assert file.is_symlink()
-    assert {path.name for path in tmp_path.iterdir()} == {"a", "real.toml"}
+    outside = tmp_path / "outside.toml"
+    (linked := project(tmp_path / "linked", BUILD_TOML) / "build.toml").rename(outside)
+    linked.symlink_to(outside)
+    assert "is a symbolic link out of the project" in invoke("update-build", linked.parent).stderr
+    assert outside.read_text() == BUILD_TOML
     for option in ((), ("--check",)):
         done = invoke("update-build", home, *option)
         assert done.exit_code == 0
