@@ -64,8 +64,7 @@ class Port:
 
     def write(self) -> list[str]:
         """Write the files, all or none; return their names."""
-        hint = "add --dry-run to print the build.toml, or move the file away"
-        scaffold.write(self.files, self.directory, hint=hint)
+        scaffold.write(self.files, self.directory, hint="add --dry-run to print the build.toml, or move the file away")
         return list(self.files)
 
 

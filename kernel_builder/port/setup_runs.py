@@ -26,7 +26,6 @@ from kernel_sandbox.answers import has_form
 
 _RECORDER = Path(__file__).with_name("recorder.py")
 _SECONDS = 120
-_MOST_MODULES = 100  # that a script may lack
 _LARGEST_RECORD = 4 << 20
 _ARGUMENTS = ("name", "sources", "include_dirs", "define_macros", "undef_macros", "extra_compile_args")
 # The form of a record, which the script could change.
@@ -97,11 +96,8 @@ def run_setup(setup: Path, words: Sequence[str] = (), sandbox: SandboxMode = "re
         words: Options of the script, and environment variables as NAME=VALUE.
     """
     if not setup.is_file():
-        raise ConfigError(
-            "there is no such file",
-            where=str(setup),
-            hint="name the setup.py of a project of torch.utils.cpp_extension",
-        )
+        hint = "name the setup.py of a project of torch.utils.cpp_extension"
+        raise ConfigError("there is no such file", where=str(setup), hint=hint)
     variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Za-z_]\w*=", word))
     arguments = [word for word in words if not re.match(r"[A-Za-z_]\w*=", word)]
     chosen = confinement.chosen(sandbox, None)
@@ -155,9 +151,9 @@ def _run(
     }
     while True:
         asked = {**request, "cuda": machine.cuda, "gpu": machine.gpu, "absent": absent}
-        command = [sys.executable, "-I", str(_RECORDER), json.dumps(asked)]
         with TemporaryFile(dir=scratch) as output:
-            command = chosen.around(command, scratch, [_RECORDER, tree])
+            recorder = [sys.executable, "-I", str(_RECORDER), json.dumps(asked)]
+            command = chosen.around(recorder, scratch, [_RECORDER, tree])
             failed, log = confinement.run(command, scratch, environment, _SECONDS, output)
             output.seek(0)
             content = output.read(_LARGEST_RECORD + 1)
@@ -168,9 +164,8 @@ def _run(
             with suppress(ValueError, RecursionError):
                 read = json.loads(content[:_LARGEST_RECORD])
                 record = read if _is_plain(read) and has_form(read, _RECORD) else record
-        error = record["error"] or ""
-        missing = re.search(r"ModuleNotFoundError: No module named '(\w+)", error)
-        if missing is None or missing[1] in absent or len(absent) == _MOST_MODULES:
+        missing = re.search(r"ModuleNotFoundError: No module named '(\w+)", record["error"] or "")
+        if missing is None or missing[1] in absent or len(absent) == 100:
             break
         absent.append(missing[1])
     return SetupRun(machine, **{key: record[key] for key in _RECORD if key in record})
