@@ -3,15 +3,14 @@
 import copy
 import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.benchmark import Timer
 
 from .calls import is_value
 from .kernel_set import DEVICE, off
@@ -101,8 +100,14 @@ def compare(model: nn.Module, check: Check) -> Comparison:
 
 def _milliseconds(model: nn.Module, check: Check) -> float:
     """Return the median time of a call, of calls that take a tenth of a second together."""
-    timer = Timer("run()", globals={"run": partial(_run, model, check)}, num_threads=torch.get_num_threads())
-    return timer.blocked_autorange(min_run_time=0.1).median * 1000
+    times: list[float] = []
+    while sum(times) < 0.1:
+        start = time.perf_counter()
+        _run(model, check)
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1000
 
 
 def _run(model: nn.Module, check: Check) -> Any:
