@@ -262,8 +262,7 @@ FLOODS = {  # the start of a request, and the bytes that follow it again and aga
 @pytest.mark.parametrize("flood", FLOODS)
 def test_endless_heads_are_refused_early(shared: RunningHub, flood: str) -> None:
     start, more = FLOODS[flood]
-    before = memory(shared)
-    sent = 0
+    before, sent = memory(shared), 0
     with socket.create_connection(target(shared.url)) as connection:
         connection.settimeout(5)
         with suppress(OSError):
@@ -272,7 +271,8 @@ def test_endless_heads_are_refused_early(shared: RunningHub, flood: str) -> None
                 connection.sendall(more)
                 sent += len(more)
         with suppress(ConnectionResetError):  # the response is lost if the client was still sending
-            assert connection.recv(100).startswith(b"HTTP/1.1 4")
+            # The route of POST reads no body, and may answer before the flood is refused.
+            assert connection.recv(100).startswith((b"HTTP/1.1 4", b"HTTP/1.1 200") if POST in start else b"HTTP/1.1 4")
     assert sent < 20_000_000
     assert memory(shared) - before < 10
 
