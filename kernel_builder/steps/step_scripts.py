@@ -92,7 +92,7 @@ def stage_link(
         libraries = (*libraries, late.library)
         calls = f"nm --dynamic --undefined-only out.so | grep -v '{late.but_not}' | grep -q '{late.symbols}'"
         command += f" && if {calls}; then {shlex.join(link(libraries))}; fi"
-    # `nm` reads what the linker wrote, in the same sandbox.
+    # `nm` reads the output of the linker, in the same sandbox.
     confined = confinement.around(["sh", "-c", command], inside, [*binary.roots.values(), *objects])
     commands = [_inside(confined), "take out.so"]
     _write_script(directory, shlex.join(link(binary.libraries)), commands, confinement)

@@ -24,7 +24,7 @@ from kernel_format.untrusted_paths import UnsafePath, checked_path
 
 # Of a zip member: signature, version, flags, method, time, date, checksum, sizes, lengths of name and extra field.
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
-# What `zipfile`, `tarfile` and the code below raise for damaged archives.
+# The exceptions of `zipfile`, `tarfile` and the code below for damaged archives.
 _DAMAGES: tuple[type[Exception], ...] = (BadZipFile, tarfile.TarError, struct.error, zlib.error, lzma.LZMAError)
 _DAMAGES += (EOFError, RuntimeError, LookupError, ValueError)
 

@@ -1,7 +1,7 @@
 """`generate` of transformers with whole decoding steps as CUDA graphs.
 
 The loop takes the place of `_sample`, the method in which `generate` decodes greedily and samples. `generate` itself
-stays transformers', and so does `_sample` for the prefill, for the first token, and for whatever a graph cannot do.
+stays transformers', and so does `_sample` for the prefill, for the first token, and for calls that no graph serves.
 
 This module imports transformers: import it only for a model of transformers.
 """

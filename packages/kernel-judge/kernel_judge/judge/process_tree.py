@@ -23,7 +23,7 @@ _STOP_SECONDS = 1.0
 
 
 def descendants(process: int) -> set[int]:
-    """Return the processes that a process has started, in whatever session or group they are.
+    """Return the processes that a process has started, in any session or group.
 
     The newest are read first, and all again if one has ended meanwhile: it may have started another, unlisted one.
     """
