@@ -22,6 +22,7 @@ from kernel_judge.judge.peer_workers import EAGER, PeerWorkers
 from kernel_judge.judge.reference import Arguments, Reference
 from kernel_judge.judge.result_checks import RejectedError, ResultChecks, describe, fill, reserve, synchronize
 from kernel_judge.judge.speed_report import CANDIDATE, SpeedReport, TimedShape, report_speed
+from kernel_judge.judge.verdict import Notify
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 
 _RUN_SECONDS = 20e-3
@@ -29,9 +30,10 @@ _SHORT, _LONGEST = 0.5, 5.0  # times that: too short; the longest of eager, for 
 _CPU_RUN_BYTES = 32 << 20
 _MOST_CALLS = 400
 # The least time for a shape, and the least number of rounds.
-_SHAPE_SECONDS = {"cpu": 1.0, "cuda": 60.0}
-_LEAST_ROUNDS = 3
+_SHAPE_SECONDS, _LEAST_ROUNDS = 1.0, 3
 _LEAST_CALLS = 3
+_DRAWING_SECONDS = 0.5  # the longest time to draw the inputs of a run
+_SLOW_SECONDS = 0.2  # of a call, which is then a run of its own
 _FEW_RUNS, _MANY_RUNS = 3, 12  # of a kind, to call a candidate right or wrong
 # Calls of such a run, whose first computes even if the candidate keeps its result, and its least time, in starts. Other
 # work on a GPU takes it for milliseconds at a time.
@@ -60,6 +62,7 @@ def measure_speed(
     seconds: float,
     end: float,
     choice: random.Random,
+    notify: Notify,
 ) -> SpeedReport:
     """Time a candidate and its peers at the sizes of the references, whose numbers their models have.
 
@@ -67,18 +70,18 @@ def measure_speed(
         checks: Has checked the candidate; its errors bound the differences of timed results.
         rounds: Samples of each time.
         seconds: Limit of a run.
-        end: When to end on a CPU, by `time.monotonic`. Each shape gets a second, and some rounds, even after it.
+        end: When to end, by `time.monotonic`. Each shape gets a second, and some rounds, even after it.
 
     Raises:
         RejectedError: If a result of a timed run is wrong, work is skipped, or the clocks disagree.
     """
-    device = references[0].device
-    timer = clock(device)
+    timer = clock(references[0].device)
     shapes = []
     for number, reference in enumerate(references):
-        left = (end - time.monotonic()) / (len(references) - number) if device == "cpu" else 0.0
+        notify(f"timing shape {number + 1} of {len(references)}")
+        left = (end - time.monotonic()) / (len(references) - number)
         runs = _TimedRuns(worker, peers, number, reference, checks.rules[number], timer, seconds, choice)
-        shapes.append(runs.shape(rounds, max(_SHAPE_SECONDS[device], left)))
+        shapes.append(runs.shape(rounds, max(_SHAPE_SECONDS, left)))
         if number == 0:
             runs.check_repeats()
             runs.check_clock()
@@ -107,7 +110,8 @@ class _TimedRuns:
         self._rule, self._seconds, self._choice = rule, seconds, choice
         self._device = reference.device
         self._given = reference.arguments(choice.getrandbits(48))
-        self._calls = _LEAST_CALLS
+        self._is_slow = reference.seconds > _SLOW_SECONDS
+        self._calls = 1 if self._is_slow else _LEAST_CALLS
         self._flushed = torch.zeros(_FLUSHED * timer.cache // 4, device=self._device)
         self._reported: list[tuple[float, float]] = []
         self._start = math.inf  # of eager's runs: the least time that its own clock does not see
@@ -149,23 +153,26 @@ class _TimedRuns:
 
     def _lengthen(self) -> None:
         """Choose how many calls a run needs to be long enough for the clock, within the memory for their inputs."""
-        most = max(_LEAST_CALLS, min(self._room(), _MOST_CALLS))
+        most, times = self._most_calls(), 1 if self._is_slow else 2
         while True:
             calls = self._new_calls(self._calls)
-            eagers, ours = (min(self._run(name, calls).seconds for _ in range(2)) for name in (EAGER, CANDIDATE))
+            eagers, ours = (min(self._run(name, calls).seconds for _ in range(times)) for name in (EAGER, CANDIDATE))
             share = max(min(eagers, ours), eagers / _LONGEST) / _RUN_SECONDS
             if share >= 1 or self._calls >= most:
                 self._reported.clear()  # of runs too short to compare clocks
                 return
             self._calls = min(most, math.ceil(self._calls * max(1.2, min(1 / share, 8.0))))
 
-    def _room(self) -> int:
-        """Return for how many calls there is memory."""
+    def _most_calls(self) -> int:
+        """Return for how many calls there are memory and time."""
+        reference, worker = self._reference, self._worker
         if self._device == "cpu":
-            return _CPU_RUN_BYTES // max(sum(self._reference.moved(self._given)), 1)
-        worker = self._worker
-        reserve(worker, [self._given], self._reference.results)
-        return worker.inputs.size // max(worker.inputs.end, worker.outputs.end, 1)
+            room = _CPU_RUN_BYTES // max(sum(reference.moved(self._given)), 1)
+        else:
+            reserve(worker, [self._given], reference.results)
+            room = worker.inputs.size // max(worker.inputs.end, worker.outputs.end, 1)
+        slowest = max(reference.drawing_seconds / _DRAWING_SECONDS, reference.seconds / _EQUAL_SECONDS, 1e-6)
+        return max(_LEAST_CALLS, min(room, _MOST_CALLS, int(1 / slowest)))
 
     def check_repeats(self) -> None:
         """Reject a candidate that is much faster on equal inputs than on different ones, if eager is not."""
@@ -188,7 +195,7 @@ class _TimedRuns:
         of each kind, or fewer if they take long.
         """
         # The start of a run, on a busy machine, is not part of the work that could be skipped.
-        start, most = _START[self._device], max(self._calls, min(self._room(), _MOST_CALLS))
+        start, most = _START[self._device], max(self._calls, self._most_calls())
         count = min(max(self._calls, _LEAST_EQUAL), most)
         overhead = _RunTime(*(total / self._calls for total in self._copying))
         while count < most:
