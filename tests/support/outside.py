@@ -68,7 +68,7 @@ class Outside:
             opened.callback(Path("/dev/full").chmod, Path("/dev/full").stat().st_mode & 0o777)
             with suppress(OSError):
                 called(248 if _X86 else 217, b"user", name.encode(), b"secret", 6, _KEY_SPEC_SESSION_KEYRING)
-            self._victim = opened.enter_context(subprocess.Popen(["sleep", "600"], preexec_fn=_drop_capabilities))
+            self._victim = opened.enter_context(subprocess.Popen(["sleep", "600"], preexec_fn=_drop_capabilities))  # noqa: PLW1509
             opened.callback(self._victim.kill)
             for descriptor in (terminals := os.openpty()):
                 opened.callback(os.close, descriptor)

@@ -85,25 +85,16 @@ class ModelRunner:
         if not (isinstance(self._class, type) and issubclass(self._class, torch.nn.Module)):
             raise ResultError("no-model", f"it defines no torch.nn.Module named {name}")
 
-    def model(
-        self,
-        number: int,
-        init: Any,
-        state: Any,
-        dtype: str | None,
-        seed: int,
-        mode: str,
-        overwrites: bool,
-        parameters: Sequence[str],
-        random_parameters: bool = False,
-    ) -> list[Any]:
+    def model(self, number: int, *settings: Any) -> list[Any]:
         """Construct a model: with the reference's seed, and with its parameters where names and shapes agree.
 
-        With `overwrites`, each call may write its result over the one before, as CUDA graphs of max-autotune do.
+        `settings` are those of `Reference.model_arguments`. With `overwrites`, each call may write its result over the
+        one before, as CUDA graphs of max-autotune do.
 
         Returns:
             Whether they agree, how many elements the model has in all, and which parameters got random values.
         """
+        init, state, dtype, seed, mode, overwrites, parameters, random_parameters = settings
         seed_generators(self._settings["device"], seed)
         model = self._class(*init).to(self._settings["device"])
         if dtype:

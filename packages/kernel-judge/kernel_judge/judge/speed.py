@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -92,34 +93,33 @@ def measure_speed(
     return report
 
 
+@dataclass
 class _TimedRuns:
     """The timed runs at one shape."""
 
-    def __init__(
-        self,
-        worker: WorkerProcess,
-        peers: PeerWorkers,
-        number: int,
-        reference: Reference,
-        rule: ErrorRule,
-        timer: Clock,
-        seconds: float,
-        choice: random.Random,
-    ) -> None:
-        self._worker, self._peers, self._number, self._reference = worker, peers, number, reference
-        self._rule, self._seconds, self._choice = rule, seconds, choice
+    worker: WorkerProcess
+    peers: PeerWorkers
+    number: int
+    reference: Reference
+    rule: ErrorRule
+    timer: Clock
+    limit: float  # of a run, in seconds
+    choice: random.Random
+
+    def __post_init__(self) -> None:
+        reference = self.reference
         self._device = reference.device
-        self._given = reference.arguments(choice.getrandbits(48))
+        self._given = reference.arguments(self.choice.getrandbits(48))
         self._is_slow = reference.seconds > _SLOW_SECONDS
         self._calls = 1 if self._is_slow else _LEAST_CALLS
-        self._flushed = torch.zeros(_FLUSHED * timer.cache // 4, device=self._device)
+        self._flushed = torch.zeros(_FLUSHED * self.timer.cache // 4, device=self._device)
         self._reported: list[tuple[float, float]] = []
         self._start = math.inf  # of eager's runs: the least time that its own clock does not see
         self._copying = _RunTime(0.0, 0.0)
 
     def shape(self, rounds: int, seconds: float) -> TimedShape:
         """Return the samples of all participants, after one round that does not count."""
-        runs: dict[str, list[float]] = {name: [] for name in (CANDIDATE, *self._peers.workers)}
+        runs: dict[str, list[float]] = {name: [] for name in (CANDIDATE, *self.peers.workers)}
         copying = []
         end = time.monotonic() + seconds
         self._lengthen()
@@ -136,7 +136,7 @@ class _TimedRuns:
                 except WorkerFailure as failure:
                     if name == CANDIDATE:
                         raise
-                    self._peers.leave_out(name, failure)
+                    self.peers.leave_out(name, failure)
                     del runs[name]
             self._compare(calls)
             if turn == 0 and taken.get(EAGER, math.inf) < _SHORT * _RUN_SECONDS:
@@ -147,9 +147,9 @@ class _TimedRuns:
                     samples.append(taken[name])
         self._copying = _RunTime(*map(min, zip(*copying, strict=True)))
         overhead = dict.fromkeys(runs, self._copying.seconds)
-        overhead[CANDIDATE] *= self._reference.accepted_share()
+        overhead[CANDIDATE] *= self.reference.accepted_share()
         each = {name: [_net(run, overhead[name]) / self._calls for run in taken] for name, taken in runs.items()}
-        return TimedShape(self._reference, self._given, self._calls, each)
+        return TimedShape(self.reference, self._given, self._calls, each)
 
     def _lengthen(self) -> None:
         """Choose how many calls a run needs to be long enough for the clock, within the memory for their inputs."""
@@ -165,7 +165,7 @@ class _TimedRuns:
 
     def _most_calls(self) -> int:
         """Return for how many calls there are memory and time."""
-        reference, worker = self._reference, self._worker
+        reference, worker = self.reference, self.worker
         if self._device == "cpu":
             room = _CPU_RUN_BYTES // max(sum(reference.moved(self._given)), 1)
         else:
@@ -185,7 +185,7 @@ class _TimedRuns:
                 "cached-result",
                 f"calls with equal values take {share:.0%} of the time of calls with different ones; a result must be "
                 "computed in every call",
-                describe(self._reference, self._given),
+                describe(self.reference, self._given),
             )
 
     def _share_of_repeats(self, name: str, number: int) -> float:
@@ -218,14 +218,14 @@ class _TimedRuns:
         return (same + start) / (other + start)
 
     def _new_calls(self, count: int) -> list[Arguments]:
-        return [self._reference.arguments(self._choice.getrandbits(48)) for _ in range(count)]
+        return [self.reference.arguments(self.choice.getrandbits(48)) for _ in range(count)]
 
     def _run(self, name: str, calls: Sequence[Arguments]) -> _RunTime:
         """Return the duration of one run, and keep its results for `_compare`."""
-        worker = self._worker if name == CANDIDATE else self._peers.workers[name]
-        results = self._reference.accepted if name == CANDIDATE else self._reference.results
+        worker = self.worker if name == CANDIDATE else self.peers.workers[name]
+        results = self.reference.accepted if name == CANDIDATE else self.reference.results
         placed, slots = reserve(worker, calls, results)
-        worker.ask("prepare", placed, slots, seconds=self._seconds)
+        worker.ask("prepare", placed, slots, seconds=self.limit)
         # From here on, the worker's processes run only while the clock does, and none slows down another worker.
         worker.stop()
         with _one_thread():
@@ -233,16 +233,16 @@ class _TimedRuns:
             before = worker.inputs.raw(worker.inputs.end).clone() if name == CANDIDATE else None
             self._flushed.sum()
         synchronize(self._device)
-        taken, reported = self._timed(worker, "run", self._number, calls[0].seed)
+        taken, reported = self._timed(worker, "run", self.number, calls[0].seed)
         if before is not None:
             # In an order that the candidate cannot foresee, for it may still write to a GPU's memory.
-            order = self._choice.sample(range(len(slots)), len(slots))
+            order = self.choice.sample(range(len(slots)), len(slots))
             copies = {call: [worker.outputs.tensor(slot).clone() for slot in slots[call]] for call in order}
             self._results = [copies[call] for call in range(len(slots))]
             changed = not torch.equal(before, worker.inputs.raw(worker.inputs.end))
-            if changed and not self._reference.may_change(calls[0]):
+            if changed and not self.reference.may_change(calls[0]):
                 raise RejectedError(
-                    "input-changed", "it changes its inputs when it is timed", describe(self._reference, calls[0])
+                    "input-changed", "it changes its inputs when it is timed", describe(self.reference, calls[0])
                 )
             self._reported.append((taken.seconds, reported_seconds(reported)))
         elif name == EAGER:
@@ -253,23 +253,23 @@ class _TimedRuns:
     def _compare(self, calls: Sequence[Arguments]) -> None:
         """Compare the candidate's results of the timed calls with eager's."""
         for given, results, expected in zip(calls, self._results, self._expected, strict=True):
-            if not self._rule.agree(results, expected) and not self._reference.accepts(given, results, expected):
+            if not self.rule.agree(results, expected) and not self.reference.accepts(given, results, expected):
                 raise RejectedError(
                     "wrong-when-timed",
                     "a result of its timed calls is wrong, though the same shapes were right before: results must not "
                     "depend on earlier calls",
-                    describe(self._reference, given),
+                    describe(self.reference, given),
                 )
 
     def _hand_over(self) -> _RunTime:
         """Return the duration of copying the results alone."""
-        return self._timed(self._peers.workers[EAGER], "hand_over")[0]
+        return self._timed(self.peers.workers[EAGER], "hand_over")[0]
 
     def _timed(self, worker: WorkerProcess, *command: Any) -> tuple[_RunTime, Any]:
         """Return the duration of a command, and the value of its answer."""
         on_cpu = self._device == "cpu"
         before = worker.cpu_seconds() if on_cpu else 0.0
-        seconds, value = worker.timed(*command, seconds=self._seconds)
+        seconds, value = worker.timed(*command, seconds=self.limit)
         worker.stop()
         return _RunTime(seconds, worker.cpu_seconds() - before if on_cpu else seconds), value
 
@@ -286,7 +286,7 @@ class _TimedRuns:
                 "clock-disagrees",
                 f"a run took {taken * 1e3:.3g} ms by the judge's clock and {reported * 1e3:.3g} ms by the clock in the "
                 "candidate's process",
-                describe(self._reference, self._given),
+                describe(self.reference, self._given),
             )
 
     def _agree(self, times: tuple[float, float]) -> bool:
