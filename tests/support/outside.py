@@ -25,6 +25,12 @@ _KEY_SPEC_SESSION_KEYRING = -3
 _IPC_CREAT, _IPC_RMID = 0o1000, 0
 
 
+def _drop_capabilities() -> None:
+    """Become like a process of a user, or of a worker: a confined root may not change one with more capabilities."""
+    LIBC.prctl(38, 1, 0, 0, 0)  # no program gets them back
+    called(126 if _X86 else 91, (0x20080522).to_bytes(8, "little"), bytes(24))
+
+
 class Outside:
     """Creates the targets of the attacks, in a directory that the sandbox may read.
 
@@ -62,7 +68,7 @@ class Outside:
             opened.callback(Path("/dev/full").chmod, Path("/dev/full").stat().st_mode & 0o777)
             with suppress(OSError):
                 called(248 if _X86 else 217, b"user", name.encode(), b"secret", 6, _KEY_SPEC_SESSION_KEYRING)
-            self._victim = opened.enter_context(subprocess.Popen(["sleep", "600"]))
+            self._victim = opened.enter_context(subprocess.Popen(["sleep", "600"], preexec_fn=_drop_capabilities))  # noqa: PLW1509
             opened.callback(self._victim.kill)
             for descriptor in (terminals := os.openpty()):
                 opened.callback(os.close, descriptor)

@@ -56,6 +56,11 @@ def main(kind: str, text: str = "", seconds: str = "0") -> None:
         while True:
             Path(f"more-{time.monotonic_ns()}").write_bytes(bytes(1 << 20))
             time.sleep(0.002)
+    if kind == "deep":  # the path of the last is longer than Linux accepts
+        for _ in range(3000):
+            Path("d").mkdir()
+            os.chdir("d")
+        time.sleep(300)
     if kind == "odd":  # files that cannot be copied
         os.mkfifo("kernel/pipe")
         return

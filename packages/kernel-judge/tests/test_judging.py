@@ -142,6 +142,17 @@ def test_the_first_line_names_the_peers_that_are_missing(tmp_path: Path, monkeyp
     assert any("not compared with compile: it was not ready within" in line for line in others)
 
 
+def test_inputs_that_take_long_to_draw_are_few_in_a_timed_run(tmp_path: Path) -> None:
+    candidate = "import time, torch\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x): return 2 * x\n"
+    (tmp_path / "candidate.py").write_text(candidate)
+    draw = "def get_inputs():\n    time.sleep(0.05)\n    return [torch.randn(8, 8)]\n"
+    (tmp_path / "task.py").write_text(
+        f"{candidate.replace('ModelNew', 'Model')}\n{draw}\ndef get_init_inputs():\n    return []\n"
+    )
+    verdict = judge(JudgeRequest(tmp_path / "candidate.py", tmp_path / "task.py", "cpu", 4, 1, ("eager",)))
+    assert verdict.is_right and verdict.cases[0]["calls"] <= 10, verdict
+
+
 def test_the_output_of_a_compiler_is_in_the_reason(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(
         "import subprocess\nfrom pathlib import Path\nimport torch\n\n"

@@ -2,7 +2,7 @@
 
     confine.py KIND DEVICE SCRATCH FILTER PATH... -- COMMAND...
 
-FILTER is a program of `system_calls`, in hexadecimal digits.
+FILTER has the programs of `seccomp_filters`, in hexadecimal digits, with a comma between them.
 
 The builder starts it for each step, and the judge's workers import it before Torch: it imports little, to start fast.
 """
@@ -40,11 +40,11 @@ _PROC_DIRECTORIES = ("/proc/self", "/proc/sys", "/proc/driver")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
-def confine(kind: str, scratch: str, paths: list[str], device: str, filtered: bytes) -> None:
+def confine(kind: str, scratch: str, paths: list[str], device: str, filtered: list[bytes]) -> None:
     """Confine this process, which must have one thread. Restrictions that the system does not permit are left out.
 
     Args:
-        filtered: The program for seccomp. bubblewrap has been given it.
+        filtered: The programs of `seccomp_filters`. bubblewrap has been given the first.
 
     Raises:
         OSError: If the kernel refuses the sandbox `kind`: no program runs with less protection than reported.
@@ -62,8 +62,9 @@ def confine(kind: str, scratch: str, paths: list[str], device: str, filtered: by
     if kind == LANDLOCK:
         _restrict(libc, scratch, paths, device)
     if kind == LANDLOCK or has_seccomp():
-        instructions = ctypes.create_string_buffer(filtered, len(filtered))
-        program = struct.pack("HP", len(filtered) // 8, ctypes.addressof(instructions))
+        chosen = filtered[os.getpid() != 1]  # systems may permit no pid namespace
+        instructions = ctypes.create_string_buffer(chosen, len(chosen))
+        program = struct.pack("HP", len(chosen) // 8, ctypes.addressof(instructions))
         _checked(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program), "seccomp")
 
 
@@ -198,7 +199,8 @@ def _checked(result: int, of: str = "Landlock") -> int:
 
 def main() -> None:
     """Confine this process, and become the command."""
-    kind, device, scratch, filtered, *words = sys.argv[1:]
+    kind, device, scratch, programs, *words = sys.argv[1:]
+    filtered = [bytes.fromhex(program) for program in programs.split(",")]
     end = words.index("--")
     paths, command = words[:end], words[end + 1 :]
     if kind == BUBBLEWRAP:  # which confines its command itself
@@ -210,11 +212,10 @@ def main() -> None:
         else:  # processes of other namespaces have numbers here
             keep_signals_inside()
         file = os.memfd_create("filter", 0)  # open in the command
-        os.write(file, bytes.fromhex(filtered))
-        os.lseek(file, 0, os.SEEK_SET)
+        os.pwrite(file, filtered[0], 0)
         command[1:1] = ["--seccomp", str(file)]
     else:
-        confine(BUBBLEWRAP if kind == INSIDE else kind, scratch, paths, device, bytes.fromhex(filtered))
+        confine(BUBBLEWRAP if kind == INSIDE else kind, scratch, paths, device, filtered)
     try:
         os.setsid()  # leave the user's terminal, where it could read the user's input
     except PermissionError:  # a session of its own already, or without namespaces

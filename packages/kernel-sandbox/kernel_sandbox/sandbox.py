@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kernel_sandbox.confine import BUBBLEWRAP, INSIDE, LANDLOCK, PROCESS, gpu_devices, has_seccomp, landlock_version
-from kernel_sandbox.system_calls import seccomp_filter
+from kernel_sandbox.system_calls import seccomp_filter, seccomp_filters
 
 # Of /etc only these: the rest has passwords and keys, which root's processes could read.
 _ETC = ["alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "passwd", "group", "nsswitch.conf", "os-release"]
@@ -74,7 +74,7 @@ def wrapped(command: Sequence[str], kind: str, scratch: Path, paths: Sequence[st
 def _program(kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[str]:
     """Return the words of the program that confines itself, before the command that it becomes."""
     read = [] if kind == BUBBLEWRAP else paths
-    filtered = seccomp_filter(device).hex()
+    filtered = ",".join(program.hex() for program in seccomp_filters(device))
     return [sys.executable, "-I", "-S", str(_CONFINE), kind, device, str(scratch), filtered, *read, "--"]
 
 

@@ -46,7 +46,12 @@ _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _Instruction = tuple[int, int, int, int]  # code, lines to skip if true and if false, operand
 
 
-def seccomp_filter(device: str) -> bytes:
+def seccomp_filters(device: str) -> list[bytes]:
+    """Return the programs of `seccomp_filter` for a process in a pid namespace of its own, and without one."""
+    return [seccomp_filter(device, shares_numbers=shares) for shares in (device != "cpu", True)]
+
+
+def seccomp_filter(device: str, *, shares_numbers: bool = False) -> bytes:
     """Return the program that refuses these calls; empty if this architecture is unknown.
 
     Changes of metadata and locks are answered with success and do nothing: linkers, archivers and `shutil` set the
@@ -55,6 +60,7 @@ def seccomp_filter(device: str) -> bytes:
     Args:
         device: With other than `cpu`, sockets with a path can be made, which CUDA's driver does for itself, but not
             connected.
+        shares_numbers: Whether numbers of processes outside are valid inside.
     """
     architecture = _ARCHITECTURES.get(os.uname().machine)
     if architecture is None:
@@ -85,7 +91,7 @@ def seccomp_filter(device: str) -> bytes:
     lines += _if_called(own["fcntl"], _answered_if(1, _FCNTLS))
     for call in _TABLE["limited to the caller"]:
         lines += _if_called(call["numbers"][column], _answered_unless(call["arguments"], _DENY))
-    if device != "cpu":  # OpenMP binds its threads by their numbers, which name processes of the user as well
+    if shares_numbers:  # OpenMP binds its threads by their numbers, which name processes of the user as well
         lines += _if_called(own["sched_setaffinity"], _answered_unless([(0, 0)], _PRETEND))
     for call in _TABLE["without the bits of setuid and setgid"]:
         if (number := call["numbers"][column]) is not None:
@@ -112,19 +118,18 @@ def _argument(position: int) -> _Instruction:
     return _LOAD, 0, 0, _ARGUMENTS + 8 * position  # its low half, on little-endian machines
 
 
-def _answered_if(position: int, answers: Mapping[int, int]) -> list[_Instruction]:
-    """Return lines that answer a call whose argument equals an operand, and allow any other."""
+def _answered_if(position: int, answers: Mapping[int, int], other: int = _ALLOW) -> list[_Instruction]:
+    """Return lines that answer a call whose argument equals an operand, and at their end any other."""
     lines = [line for operand, answer in answers.items() for line in ((_EQUAL, 0, 1, operand), (_RETURN, 0, 0, answer))]
-    return [_argument(position), *lines, (_RETURN, 0, 0, _ALLOW)]
+    return [_argument(position), *lines, (_RETURN, 0, 0, other)]
 
 
 def _controls(device: str) -> list[_Instruction]:
     """Return lines that answer a control of an open file with "not of this kind" unless it is allowed."""
-    allowed = [line for command in _IOCTLS for line in ((_EQUAL, 0, 1, command), (_RETURN, 0, 0, _ALLOW))]
+    allowed = _answered_if(1, dict.fromkeys(_IOCTLS, _ALLOW), _NO_CONTROL)
     if device == "cpu":
-        return [_argument(1), *allowed, (_RETURN, 0, 0, _NO_CONTROL)]
-    kinds = [line for kind in _IOCTL_KINDS for line in ((_EQUAL, 0, 1, kind), (_RETURN, 0, 0, _NO_CONTROL))]
-    return [_argument(1), *allowed, (_AND, 0, 0, 0xFF00), *kinds, (_RETURN, 0, 0, _ALLOW)]
+        return allowed
+    return [*allowed[:-1], (_AND, 0, 0, 0xFF00), *_answered_if(1, dict.fromkeys(_IOCTL_KINDS, _NO_CONTROL))[1:]]
 
 
 def _answered_unless(arguments: Iterable[Sequence[int]], answer: int) -> list[_Instruction]:
@@ -149,15 +154,7 @@ def _without_set_id(mode: int, flags: int | None) -> list[_Instruction]:
 
 
 # Python's `touch` makes a file if the time of a path cannot be set to now (a path, and no times).
-_UNLESS_IT_MAKES_A_FILE: list[_Instruction] = [
-    _argument(1),
-    (_EQUAL, 0, 1, 0),
-    (_RETURN, 0, 0, _PRETEND),
-    _argument(2),
-    (_EQUAL, 0, 1, 0),
-    (_RETURN, 0, 0, _DENY),
-    (_RETURN, 0, 0, _PRETEND),
-]
+_UNLESS_IT_MAKES_A_FILE = [*_answered_if(1, {0: _PRETEND})[:-1], *_answered_if(2, {0: _DENY}, _PRETEND)]
 
 # A thread with a table of files of its own could keep files open that /proc does not list for its process.
 _ONE_TABLE_OF_FILES: list[_Instruction] = [
@@ -171,13 +168,8 @@ _ONE_TABLE_OF_FILES: list[_Instruction] = [
 
 # A socket for datagrams reaches any path also if it is one of a pair.
 _ONLY_CONNECTED: list[_Instruction] = [
-    _argument(0),
-    (_EQUAL, 1, 0, _AF_UNIX),
-    (_RETURN, 0, 0, _DENY),
+    *_answered_unless([(0, _AF_UNIX)], _DENY)[:-1],
     _argument(1),
     (_AND, 0, 0, _KIND),
-    (_EQUAL, 2, 0, _STREAM),
-    (_EQUAL, 1, 0, _SEQPACKET),
-    (_RETURN, 0, 0, _DENY),
-    (_RETURN, 0, 0, _ALLOW),
+    *_answered_if(1, {_STREAM: _ALLOW, _SEQPACKET: _ALLOW}, _DENY)[1:],
 ]

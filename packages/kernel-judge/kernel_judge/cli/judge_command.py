@@ -13,7 +13,6 @@ from kernel_format.errors import ConfigError
 from kernel_format.signatures import read_private_key
 from kernel_judge.cli.options import json_option, notify, require_torch
 from kernel_judge.judge.verdict import EXIT_STATUS
-from kernel_judge.leaderboard.result import signed_result
 
 _PATH = click.Path(path_type=Path)
 _PEERS = ("eager", "compile", "max-autotune")
@@ -96,6 +95,7 @@ def judge(candidate: Path, task: Path, as_json: bool, key_file: Path | None, **o
     )
     from kernel_judge.judge.judgement import JudgeRequest
     from kernel_judge.judge.judgement import judge as judge_candidate
+    from kernel_judge.leaderboard.result import signed_result
 
     verdict = judge_candidate(JudgeRequest(candidate, task, **options), notify)
     if key:

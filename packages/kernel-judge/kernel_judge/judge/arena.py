@@ -123,10 +123,6 @@ class Arena(ArenaView):
         length = (_extent(slot.shape, slot.stride),)
         self.tensor(slot).as_strided(length, (1,)).copy_(tensor.as_strided(length, (1,)))
 
-    def reserve_like(self, tensor: torch.Tensor) -> Slot:
-        """Make room for a copy of a tensor, with its strides."""
-        return self.reserve(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()))
-
     def reserve(self, shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None = None) -> Slot:
         """Make room for a tensor, contiguous unless strides are given."""
         stride = torch.empty(shape, device="meta").stride() if stride is None else stride

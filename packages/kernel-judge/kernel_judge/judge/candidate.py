@@ -15,7 +15,7 @@ import torch
 from kernel_builder.api import build_for_device, in_work_tree, require_built
 from kernel_format.errors import ConfigError, KernelBuilderError
 from kernel_format.files import temporary_directory
-from kernel_judge.judge.candidate_files import candidate_digest, copy_candidate, files_of, ignored
+from kernel_judge.judge.candidate_files import candidate_digest, copy_candidate, files_of
 from kernel_tasks import Files, Task
 from kernel_tasks.task import CANDIDATE, write_files
 
@@ -89,16 +89,15 @@ def frozen(candidate: Path, task: Task, *, with_build: bool = False) -> Iterator
     with temporary_directory() as directory:
         copy, taken = directory / real.name, Counter[str]()
         try:
-            copy_candidate(real, copy, taken)
+            links = copy_candidate(real, copy, taken)
             if several := task.candidate_sources(real) if copy.is_file() else {}:
                 copy.unlink()
             for name, file in several.items():
                 (copy / name).parent.mkdir(parents=True, exist_ok=True)
                 copy_candidate(file, copy / name, taken)
-            for link in real.rglob("*") if (real / "build.toml").is_file() else ():
-                inside = link.relative_to(real)
-                if link.is_symlink() and in_work_tree(real, link) and not ignored("", inside.parts):
-                    copy_candidate(link.resolve(), copy / inside, taken)
+            for inside in links if (real / "build.toml").is_file() else ():
+                if in_work_tree(real, real / inside):
+                    copy_candidate((real / inside).resolve(), copy / inside, taken)
             if with_build and (real / "build").is_dir():
                 copy_candidate(real / "build", copy / "build", Counter(bytes=-_BUILD_BYTES))
         except OSError as error:

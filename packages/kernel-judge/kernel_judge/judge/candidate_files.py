@@ -30,10 +30,10 @@ def _take(taken: Counter[str], path: Path, size: int = 0, levels: int = 0) -> No
         raise OSError(errno.EFBIG, f"is too large: a candidate has at most {LIMITS}", str(path))
 
 
-def copy_candidate(source: Path, target: Path, taken: Counter[str] | None = None) -> None:
+def copy_candidate(source: Path, target: Path, taken: Counter[str] | None = None) -> list[Path]:
     """Replace `target` by a copy of a candidate, without its symbolic links: an agent's may point anywhere.
 
-    `taken` counts the files and bytes of all copies for one candidate.
+    `taken` counts the files and bytes of all copies for one candidate. The result has the links' paths in it.
 
     Raises:
         OSError: If a file cannot be copied, becomes a link or a directory meanwhile, or exceeds a limit.
@@ -44,15 +44,20 @@ def copy_candidate(source: Path, target: Path, taken: Counter[str] | None = None
         raise OSError(errno.ELOOP, "is behind a symbolic link", str(source))
     if source.is_symlink() or not source.is_dir():
         _copy_file(source, target, taken)
-        return
+        return []
+    links = []
     for folder, folders, names, descriptor in os.fwalk(source):  # which follows no links
         inside = Path(folder).relative_to(source)
         _take(taken, Path(folder), levels=len(inside.parts))
         folders[:] = set(folders) - ignored(folder, folders)
         (target / inside).mkdir()
-        for name in set(names) - ignored(folder, names):
-            if stat.S_ISREG(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
+        for name in {*names, *folders} - ignored(folder, names):
+            mode = os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode
+            if stat.S_ISREG(mode):
                 _copy_file(Path(name), target / inside / name, taken, descriptor)
+            elif stat.S_ISLNK(mode):
+                links.append(inside / name)
+    return links
 
 
 def _copy_file(name: Path, target: Path, taken: Counter[str], directory: int | None = None) -> None:

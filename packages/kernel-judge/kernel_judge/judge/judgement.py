@@ -33,13 +33,14 @@ _ARENA_BYTES = 3 << 30  # of a GPU, or this share of its memory if that is less
 _ARENA_SHARE = 26  # each of four workers has two, and its results; the judge has copies
 _UNSEEN = 3
 _START_SECONDS = 120.0
-# On a CPU: the seconds after which peers that still compile are left out, and after which timing ends. Both are longer
-# in proportion on a machine on which a worker needs longer to start.
-_CPU_SECONDS, _TIMED_SECONDS = 30.0, 40.0
+# On a CPU, the seconds after which peers that still compile are left out, and after which timing ends; on a GPU, those
+# of timing. All are longer in proportion on a machine on which a worker needs longer to start.
+_CPU_SECONDS, _TIMED_SECONDS = 30.0, {"cpu": 40.0, "cuda": 60.0}
 _READY_SECONDS = 4.0
 # Messages of Torch, Triton and the client for kernels on a machine without a GPU.
 _NEEDS_GPU = re.compile(
-    r"NVIDIA driver|not compiled with CUDA|No CUDA GPUs|\b0 active drivers|Invalid backend 'cuda'|selected backend \(cu"
+    r"NVIDIA driver|not compiled with CUDA|detect CUDA compute_cap|No CUDA GPUs|\b0 active drivers"
+    r"|Invalid backend 'cuda'|selected backend \(cu"
 )
 # Messages of Torch and Python if a compiler or a package for kernels is not installed.
 _NEEDS_TOOL = re.compile(
@@ -179,17 +180,17 @@ class _Judgement:
                 compares_errors=not self.task.workloads
                 or (self.task.is_elementwise and not request.inputs_of_task_only),
             )
-            inputs = affordable(request.inputs, references[0].seconds, device)
-            inputs = max(inputs, min(request.inputs, len(references)))
+            inputs = affordable(request.inputs, references)
             if inputs < request.inputs:
-                self.suspicious.append(f"Only {inputs} inputs were checked, since a call of the reference takes long.")
+                self.suspicious.append(f"Only {inputs} inputs were checked, since drawing them or a call takes long.")
             seeds = [self.choice.getrandbits(48) for _ in range(inputs)]
-            self.notify(f"checking {inputs} inputs")
+            self.notify(f"checking {inputs} inputs of {len(references)} shapes")
             with peers.paused():
                 checks.check(seeds)
                 if request.inputs_of_task_only:
                     self.suspicious.append("Only the task's own inputs and parameters were checked.")
                 else:
+                    self.notify("checking other inputs")
                     checks.check_outside(self.task, self.choice.getrandbits(48), request.build_seconds)
             self.suspicious += checks.suspicious
             self.suspicious += self.candidate.suspicions(references[0].dtype or "float32")
@@ -199,14 +200,16 @@ class _Judgement:
                 )
             if not request.rounds:
                 return SpeedReport()
-            self.notify("timing")
+            self.notify(f"waiting for {', '.join(peers.workers)}")
             wait = slowness * _CPU_SECONDS - (time.monotonic() - self.started) if device == "cpu" else 600.0
             worker.stop()
             for reference in timed:
                 reference.count_operations()  # peers compile meanwhile
             peers.finish(wait)
-            end = self.started + slowness * _TIMED_SECONDS
-            return measure_speed(worker, peers, timed, checks, request.rounds, request.call_seconds, end, self.choice)
+            end = (self.started if device == "cpu" else time.monotonic()) + slowness * _TIMED_SECONDS[device]
+            return measure_speed(
+                worker, peers, timed, checks, request.rounds, request.call_seconds, end, self.choice, self.notify
+            )
 
     def _built(self, directory: Path) -> Path:
         file = self.candidate.file

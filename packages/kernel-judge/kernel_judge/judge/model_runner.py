@@ -23,35 +23,16 @@ _LONGEST_TEXT = 2000  # characters of an exception
 _APIS = ("torch", "torch.Tensor", "torch.cuda", "torch.cuda.Event", "torch.nn.functional", "torch.testing", "gc", "sys")
 
 
-class Patches:
-    """Notices functions of Torch that a candidate has replaced.
-
-    It is a convenience for honest mistakes and plain cheats: code that patches Torch can patch this, too. The judge's
-    own comparisons and clock are in another process.
-    """
-
-    def __init__(self) -> None:
-        self._before = {place: self._functions(place) for place in _APIS}
-
-    def replaced(self) -> str | None:
-        """Return the name of a replaced function, or None."""
-        for place, functions in self._before.items():
-            now = self._functions(place)
-            for name, function in functions.items():
-                if now.get(name) is not function and not _is_torchs_own(now.get(name)):
-                    return f"{place}.{name}"
-        return None
-
-    @staticmethod
-    def _functions(place: str) -> dict[str, Any]:
-        first, *others = place.split(".")
-        owner: Any = sys.modules.get(first) or importlib.import_module(first)
-        for name in others:
-            owner = getattr(owner, name)
-        members: dict[str, Any] = {}
-        for base in reversed(owner.__mro__) if isinstance(owner, type) else (owner,):
-            members.update(vars(base))
-        return {name: value for name, value in members.items() if callable(value) and not name.startswith("__")}
+def _functions(place: str) -> dict[str, Any]:
+    """Return the public functions of a module or class."""
+    first, *others = place.split(".")
+    owner: Any = sys.modules.get(first) or importlib.import_module(first)
+    for name in others:
+        owner = getattr(owner, name)
+    members: dict[str, Any] = {}
+    for base in reversed(owner.__mro__) if isinstance(owner, type) else (owner,):
+        members.update(vars(base))
+    return {name: value for name, value in members.items() if callable(value) and not name.startswith("__")}
 
 
 def _is_torchs_own(function: Any) -> bool:
@@ -73,7 +54,7 @@ class ModelRunner:
         os.sched_setaffinity(0, self._cores)
         self._settings = settings
         self._cuda = settings["device"] != "cpu"
-        self._patches = Patches()
+        self._functions = {place: _functions(place) for place in _APIS}
         self._class: Any = None
         self._models: dict[int, tuple[Any, Sequence[str]]] = {}
         self._overwrites = False
@@ -104,25 +85,16 @@ class ModelRunner:
         if not (isinstance(self._class, type) and issubclass(self._class, torch.nn.Module)):
             raise ResultError("no-model", f"it defines no torch.nn.Module named {name}")
 
-    def model(
-        self,
-        number: int,
-        init: Any,
-        state: Any,
-        dtype: str | None,
-        seed: int,
-        mode: str,
-        overwrites: bool,
-        parameters: Sequence[str],
-        random_parameters: bool = False,
-    ) -> list[Any]:
+    def model(self, number: int, *settings: Any) -> list[Any]:
         """Construct a model: with the reference's seed, and with its parameters where names and shapes agree.
 
-        With `overwrites`, each call may write its result over the one before, as CUDA graphs of max-autotune do.
+        `settings` are those of `Reference.model_arguments`. With `overwrites`, each call may write its result over the
+        one before, as CUDA graphs of max-autotune do.
 
         Returns:
             Whether they agree, how many elements the model has in all, and which parameters got random values.
         """
+        init, state, dtype, seed, mode, overwrites, parameters, random_parameters = settings
         seed_generators(self._settings["device"], seed)
         model = self._class(*init).to(self._settings["device"])
         if dtype:
@@ -190,8 +162,17 @@ class ModelRunner:
         self._synchronize()
 
     def patched(self) -> str | None:
-        """Return the name of a function of Torch that was replaced, or None."""
-        return self._patches.replaced()
+        """Return the name of a function of Torch that was replaced, or None.
+
+        It is for honest mistakes and plain cheats: code that patches Torch can patch this, too. The judge's own
+        comparisons and clock are in another process.
+        """
+        for place, functions in self._functions.items():
+            now = _functions(place)
+            for name, function in functions.items():
+                if now.get(name) is not function and not _is_torchs_own(now.get(name)):
+                    return f"{place}.{name}"
+        return None
 
     def _evaluate(self, number: int, arguments: Any, grads: Any) -> Any:
         model, parameters = self._models[number]

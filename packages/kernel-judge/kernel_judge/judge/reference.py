@@ -56,7 +56,7 @@ class Reference:
         decides_dtypes: Whether it does.
         has_rule: Whether the task has a rule of its own for right results.
         has_exact: Whether the model can be computed in float64.
-        seconds: The time of one eager call here, roughly.
+        seconds, drawing_seconds: The time of one eager call here, and of drawing its inputs, roughly.
         operations: Operations of a call in matrix products, convolutions and attention, as
             `torch.utils.flop_counter` counts them; 0 before `count_operations`, and if they cannot be counted.
     """
@@ -177,7 +177,10 @@ class Reference:
             raise ConfigError(f"the reference cannot be judged: {error}", where=self._path) from error
         self._backward, self._forward = backward, len(outputs)
         self.results = [(tuple(output.shape), output.dtype) for output in outputs]
+        started = time.perf_counter()
         given = self.arguments(self.seed)
+        self._synchronize()
+        self.drawing_seconds = time.perf_counter() - started
         expected = self.eager(given)
         self.results = [(tuple(result.shape), result.dtype) for result in expected]
         self.accepted: Results = self.results

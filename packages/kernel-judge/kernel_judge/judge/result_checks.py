@@ -87,12 +87,8 @@ class ResultChecks:
 
         Inputs are checked in each dtype at its quickest shape. `build_seconds` limits constructing one more model.
         """
-        quickest: dict[str | None, int] = {}
-        for number, reference in enumerate(self._references):
-            best = quickest.setdefault(reference.dtype, number)
-            if reference.seconds < self._references[best].seconds:
-                quickest[reference.dtype] = number
-        for number in quickest.values():
+        slowest_first = sorted(enumerate(self._references), key=lambda numbered: -numbered[1].seconds)
+        for number in {reference.dtype: number for number, reference in slowest_first}.values():
             for name, given in outside_inputs(self._references[number], seed):
                 self._one_outside(number, self._references[number], given, name)
         first = self._references[0]
@@ -264,12 +260,11 @@ class ResultChecks:
             self._worker.ask("hand_over", seconds=self._seconds)
         except WorkerFailure:
             return False
-        later = [self._worker.outputs.tensor(slot).clone() for slot in self._slots(number)]
+        outputs = self._worker.outputs
+        outputs.clear()
+        slots = [outputs.reserve(shape, dtype) for shape, dtype in self._references[number].accepted]
+        later = [outputs.tensor(slot).clone() for slot in slots]
         return self._difference(number, given, later, eager, exact) is None
-
-    def _slots(self, number: int) -> list[Any]:
-        self._worker.outputs.clear()
-        return [self._worker.outputs.reserve(shape, dtype) for shape, dtype in self._references[number].accepted]
 
 
 class _Variety:
@@ -329,9 +324,10 @@ def reserve(
         outputs.clear()
     placed = []
     for given in calls:
-        slots = [inputs.reserve_like(tensor) for tensor in given.tensors]
-        grads = None if given.grads is None else [inputs.reserve_like(grad) for grad in given.grads]
-        placed.append((given.skeleton, slots, grads))
+        tensors = [*given.tensors, *(given.grads or ())]
+        slots = [inputs.reserve(tensor.shape, tensor.dtype, tensor.stride()) for tensor in tensors]
+        own = len(given.tensors)
+        placed.append((given.skeleton, slots[:own], None if given.grads is None else slots[own:]))
     reserved = [[outputs.reserve(shape, dtype) for shape, dtype in results] for _ in calls]
     outputs.raw(outputs.end).fill_(POISON)
     return placed, reserved

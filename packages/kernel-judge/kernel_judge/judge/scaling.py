@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import signal
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +24,7 @@ _MOST_BYTES = {"cpu": 24 << 20, "cuda": 1 << 30}
 _MOST_SECONDS = {"cpu": 8e-3, "cuda": 20e-3}
 _TRIES = 20
 _LEAST_INPUTS = 8
-_CHECK_SECONDS = 10.0
+_CHECK_SECONDS = {"cpu": 10.0, "cuda": 30.0}
 _CALLS_AN_INPUT = 6  # the candidate's, eager's, and one in float64, which takes several times as long
 _BEYOND = 10  # times these, for a task whose sizes cannot be made smaller
 _SLOWEST = 100  # times the seconds, for the smallest workload of a format
@@ -103,11 +104,11 @@ def _spread(items: Sequence[_Item], most: int) -> list[_Item]:
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
 
 
-def affordable(inputs: int, seconds: float, device: str) -> int:
-    """Return how many inputs can be checked in the time of a verdict, at least a few, if a call takes so long."""
-    if device != "cpu":
-        return inputs
-    return min(inputs, max(_LEAST_INPUTS, int(_CHECK_SECONDS / (_CALLS_AN_INPUT * max(seconds, 1e-6)))))
+def affordable(inputs: int, references: Sequence[Reference]) -> int:
+    """Return how many inputs can be drawn and checked in the time of a verdict: a few, and one a shape, at least."""
+    seconds = [reference.drawing_seconds + _CALLS_AN_INPUT * reference.seconds for reference in references]
+    most = _CHECK_SECONDS[references[0].device] / max(statistics.fmean(seconds), 1e-6)
+    return min(inputs, max(_LEAST_INPUTS, len(references), int(most)))
 
 
 def unseen(task: Task, sizes: Sizes, number: int, choice: random.Random) -> list[dict[str, Any]]:

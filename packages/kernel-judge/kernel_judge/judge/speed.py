@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from kernel_judge.judge.peer_workers import EAGER, PeerWorkers
 from kernel_judge.judge.reference import Arguments, Reference
 from kernel_judge.judge.result_checks import RejectedError, ResultChecks, describe, fill, reserve, synchronize
 from kernel_judge.judge.speed_report import CANDIDATE, SpeedReport, TimedShape, report_speed
+from kernel_judge.judge.verdict import Notify
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 
 _RUN_SECONDS = 20e-3
@@ -29,9 +31,10 @@ _SHORT, _LONGEST = 0.5, 5.0  # times that: too short; the longest of eager, for 
 _CPU_RUN_BYTES = 32 << 20
 _MOST_CALLS = 400
 # The least time for a shape, and the least number of rounds.
-_SHAPE_SECONDS = {"cpu": 1.0, "cuda": 60.0}
-_LEAST_ROUNDS = 3
+_SHAPE_SECONDS, _LEAST_ROUNDS = 1.0, 3
 _LEAST_CALLS = 3
+_DRAWING_SECONDS = 0.5  # the longest time to draw the inputs of a run
+_SLOW_SECONDS = 0.2  # of a call, which is then a run of its own
 _FEW_RUNS, _MANY_RUNS = 3, 12  # of a kind, to call a candidate right or wrong
 # Calls of such a run, whose first computes even if the candidate keeps its result, and its least time, in starts. Other
 # work on a GPU takes it for milliseconds at a time.
@@ -60,6 +63,7 @@ def measure_speed(
     seconds: float,
     end: float,
     choice: random.Random,
+    notify: Notify,
 ) -> SpeedReport:
     """Time a candidate and its peers at the sizes of the references, whose numbers their models have.
 
@@ -67,18 +71,18 @@ def measure_speed(
         checks: Has checked the candidate; its errors bound the differences of timed results.
         rounds: Samples of each time.
         seconds: Limit of a run.
-        end: When to end on a CPU, by `time.monotonic`. Each shape gets a second, and some rounds, even after it.
+        end: When to end, by `time.monotonic`. Each shape gets a second, and some rounds, even after it.
 
     Raises:
         RejectedError: If a result of a timed run is wrong, work is skipped, or the clocks disagree.
     """
-    device = references[0].device
-    timer = clock(device)
+    timer = clock(references[0].device)
     shapes = []
     for number, reference in enumerate(references):
-        left = (end - time.monotonic()) / (len(references) - number) if device == "cpu" else 0.0
+        notify(f"timing shape {number + 1} of {len(references)}")
+        left = (end - time.monotonic()) / (len(references) - number)
         runs = _TimedRuns(worker, peers, number, reference, checks.rules[number], timer, seconds, choice)
-        shapes.append(runs.shape(rounds, max(_SHAPE_SECONDS[device], left)))
+        shapes.append(runs.shape(rounds, max(_SHAPE_SECONDS, left)))
         if number == 0:
             runs.check_repeats()
             runs.check_clock()
@@ -89,33 +93,33 @@ def measure_speed(
     return report
 
 
+@dataclass
 class _TimedRuns:
     """The timed runs at one shape."""
 
-    def __init__(
-        self,
-        worker: WorkerProcess,
-        peers: PeerWorkers,
-        number: int,
-        reference: Reference,
-        rule: ErrorRule,
-        timer: Clock,
-        seconds: float,
-        choice: random.Random,
-    ) -> None:
-        self._worker, self._peers, self._number, self._reference = worker, peers, number, reference
-        self._rule, self._seconds, self._choice = rule, seconds, choice
+    worker: WorkerProcess
+    peers: PeerWorkers
+    number: int
+    reference: Reference
+    rule: ErrorRule
+    timer: Clock
+    limit: float  # of a run, in seconds
+    choice: random.Random
+
+    def __post_init__(self) -> None:
+        reference = self.reference
         self._device = reference.device
-        self._given = reference.arguments(choice.getrandbits(48))
-        self._calls = _LEAST_CALLS
-        self._flushed = torch.zeros(_FLUSHED * timer.cache // 4, device=self._device)
+        self._given = reference.arguments(self.choice.getrandbits(48))
+        self._is_slow = reference.seconds > _SLOW_SECONDS
+        self._calls = 1 if self._is_slow else _LEAST_CALLS
+        self._flushed = torch.zeros(_FLUSHED * self.timer.cache // 4, device=self._device)
         self._reported: list[tuple[float, float]] = []
         self._start = math.inf  # of eager's runs: the least time that its own clock does not see
         self._copying = _RunTime(0.0, 0.0)
 
     def shape(self, rounds: int, seconds: float) -> TimedShape:
         """Return the samples of all participants, after one round that does not count."""
-        runs: dict[str, list[float]] = {name: [] for name in (CANDIDATE, *self._peers.workers)}
+        runs: dict[str, list[float]] = {name: [] for name in (CANDIDATE, *self.peers.workers)}
         copying = []
         end = time.monotonic() + seconds
         self._lengthen()
@@ -132,7 +136,7 @@ class _TimedRuns:
                 except WorkerFailure as failure:
                     if name == CANDIDATE:
                         raise
-                    self._peers.leave_out(name, failure)
+                    self.peers.leave_out(name, failure)
                     del runs[name]
             self._compare(calls)
             if turn == 0 and taken.get(EAGER, math.inf) < _SHORT * _RUN_SECONDS:
@@ -143,29 +147,32 @@ class _TimedRuns:
                     samples.append(taken[name])
         self._copying = _RunTime(*map(min, zip(*copying, strict=True)))
         overhead = dict.fromkeys(runs, self._copying.seconds)
-        overhead[CANDIDATE] *= self._reference.accepted_share()
+        overhead[CANDIDATE] *= self.reference.accepted_share()
         each = {name: [_net(run, overhead[name]) / self._calls for run in taken] for name, taken in runs.items()}
-        return TimedShape(self._reference, self._given, self._calls, each)
+        return TimedShape(self.reference, self._given, self._calls, each)
 
     def _lengthen(self) -> None:
         """Choose how many calls a run needs to be long enough for the clock, within the memory for their inputs."""
-        most = max(_LEAST_CALLS, min(self._room(), _MOST_CALLS))
+        most, times = self._most_calls(), 1 if self._is_slow else 2
         while True:
             calls = self._new_calls(self._calls)
-            eagers, ours = (min(self._run(name, calls).seconds for _ in range(2)) for name in (EAGER, CANDIDATE))
+            eagers, ours = (min(self._run(name, calls).seconds for _ in range(times)) for name in (EAGER, CANDIDATE))
             share = max(min(eagers, ours), eagers / _LONGEST) / _RUN_SECONDS
             if share >= 1 or self._calls >= most:
                 self._reported.clear()  # of runs too short to compare clocks
                 return
             self._calls = min(most, math.ceil(self._calls * max(1.2, min(1 / share, 8.0))))
 
-    def _room(self) -> int:
-        """Return for how many calls there is memory."""
+    def _most_calls(self) -> int:
+        """Return for how many calls there are memory and time."""
+        reference, worker = self.reference, self.worker
         if self._device == "cpu":
-            return _CPU_RUN_BYTES // max(sum(self._reference.moved(self._given)), 1)
-        worker = self._worker
-        reserve(worker, [self._given], self._reference.results)
-        return worker.inputs.size // max(worker.inputs.end, worker.outputs.end, 1)
+            room = _CPU_RUN_BYTES // max(sum(reference.moved(self._given)), 1)
+        else:
+            reserve(worker, [self._given], reference.results)
+            room = worker.inputs.size // max(worker.inputs.end, worker.outputs.end, 1)
+        slowest = max(reference.drawing_seconds / _DRAWING_SECONDS, reference.seconds / _EQUAL_SECONDS, 1e-6)
+        return max(_LEAST_CALLS, min(room, _MOST_CALLS, int(1 / slowest)))
 
     def check_repeats(self) -> None:
         """Reject a candidate that is much faster on equal inputs than on different ones, if eager is not."""
@@ -178,7 +185,7 @@ class _TimedRuns:
                 "cached-result",
                 f"calls with equal values take {share:.0%} of the time of calls with different ones; a result must be "
                 "computed in every call",
-                describe(self._reference, self._given),
+                describe(self.reference, self._given),
             )
 
     def _share_of_repeats(self, name: str, number: int) -> float:
@@ -188,7 +195,7 @@ class _TimedRuns:
         of each kind, or fewer if they take long.
         """
         # The start of a run, on a busy machine, is not part of the work that could be skipped.
-        start, most = _START[self._device], max(self._calls, min(self._room(), _MOST_CALLS))
+        start, most = _START[self._device], max(self._calls, self._most_calls())
         count = min(max(self._calls, _LEAST_EQUAL), most)
         overhead = _RunTime(*(total / self._calls for total in self._copying))
         while count < most:
@@ -211,14 +218,14 @@ class _TimedRuns:
         return (same + start) / (other + start)
 
     def _new_calls(self, count: int) -> list[Arguments]:
-        return [self._reference.arguments(self._choice.getrandbits(48)) for _ in range(count)]
+        return [self.reference.arguments(self.choice.getrandbits(48)) for _ in range(count)]
 
     def _run(self, name: str, calls: Sequence[Arguments]) -> _RunTime:
         """Return the duration of one run, and keep its results for `_compare`."""
-        worker = self._worker if name == CANDIDATE else self._peers.workers[name]
-        results = self._reference.accepted if name == CANDIDATE else self._reference.results
+        worker = self.worker if name == CANDIDATE else self.peers.workers[name]
+        results = self.reference.accepted if name == CANDIDATE else self.reference.results
         placed, slots = reserve(worker, calls, results)
-        worker.ask("prepare", placed, slots, seconds=self._seconds)
+        worker.ask("prepare", placed, slots, seconds=self.limit)
         # From here on, the worker's processes run only while the clock does, and none slows down another worker.
         worker.stop()
         with _one_thread():
@@ -226,16 +233,16 @@ class _TimedRuns:
             before = worker.inputs.raw(worker.inputs.end).clone() if name == CANDIDATE else None
             self._flushed.sum()
         synchronize(self._device)
-        taken, reported = self._timed(worker, "run", self._number, calls[0].seed)
+        taken, reported = self._timed(worker, "run", self.number, calls[0].seed)
         if before is not None:
             # In an order that the candidate cannot foresee, for it may still write to a GPU's memory.
-            order = self._choice.sample(range(len(slots)), len(slots))
+            order = self.choice.sample(range(len(slots)), len(slots))
             copies = {call: [worker.outputs.tensor(slot).clone() for slot in slots[call]] for call in order}
             self._results = [copies[call] for call in range(len(slots))]
             changed = not torch.equal(before, worker.inputs.raw(worker.inputs.end))
-            if changed and not self._reference.may_change(calls[0]):
+            if changed and not self.reference.may_change(calls[0]):
                 raise RejectedError(
-                    "input-changed", "it changes its inputs when it is timed", describe(self._reference, calls[0])
+                    "input-changed", "it changes its inputs when it is timed", describe(self.reference, calls[0])
                 )
             self._reported.append((taken.seconds, reported_seconds(reported)))
         elif name == EAGER:
@@ -246,23 +253,23 @@ class _TimedRuns:
     def _compare(self, calls: Sequence[Arguments]) -> None:
         """Compare the candidate's results of the timed calls with eager's."""
         for given, results, expected in zip(calls, self._results, self._expected, strict=True):
-            if not self._rule.agree(results, expected) and not self._reference.accepts(given, results, expected):
+            if not self.rule.agree(results, expected) and not self.reference.accepts(given, results, expected):
                 raise RejectedError(
                     "wrong-when-timed",
                     "a result of its timed calls is wrong, though the same shapes were right before: results must not "
                     "depend on earlier calls",
-                    describe(self._reference, given),
+                    describe(self.reference, given),
                 )
 
     def _hand_over(self) -> _RunTime:
         """Return the duration of copying the results alone."""
-        return self._timed(self._peers.workers[EAGER], "hand_over")[0]
+        return self._timed(self.peers.workers[EAGER], "hand_over")[0]
 
     def _timed(self, worker: WorkerProcess, *command: Any) -> tuple[_RunTime, Any]:
         """Return the duration of a command, and the value of its answer."""
         on_cpu = self._device == "cpu"
         before = worker.cpu_seconds() if on_cpu else 0.0
-        seconds, value = worker.timed(*command, seconds=self._seconds)
+        seconds, value = worker.timed(*command, seconds=self.limit)
         worker.stop()
         return _RunTime(seconds, worker.cpu_seconds() - before if on_cpu else seconds), value
 
@@ -279,7 +286,7 @@ class _TimedRuns:
                 "clock-disagrees",
                 f"a run took {taken * 1e3:.3g} ms by the judge's clock and {reported * 1e3:.3g} ms by the clock in the "
                 "candidate's process",
-                describe(self._reference, self._given),
+                describe(self.reference, self._given),
             )
 
     def _agree(self, times: tuple[float, float]) -> bool:

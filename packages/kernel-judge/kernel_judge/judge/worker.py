@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from kernel_sandbox.confine import confine
-from kernel_sandbox.system_calls import seccomp_filter
+from kernel_sandbox.system_calls import seccomp_filters
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     scratch = Path(settings["scratch"])
     device = settings["device"]
-    confine(settings["sandbox"], str(scratch), settings["paths"], device, seccomp_filter(device))
+    confine(settings["sandbox"], str(scratch), settings["paths"], device, seccomp_filters(device))
     if device == "cpu":  # CUDA's driver maps more than it uses
         resource.setrlimit(resource.RLIMIT_DATA, (settings["memory"], settings["memory"]))
     os.chdir(scratch)

@@ -24,7 +24,7 @@ import kernel_tasks
 from kernel_builder import api
 from kernel_format.files import temporary_directory
 from kernel_judge.judge.arena import Arena
-from kernel_judge.judge.evaluation import FAILURES
+from kernel_judge.judge.evaluation import FAILURES, ResultError
 from kernel_judge.judge.process_tree import (
     STOPPED,
     descendants,
@@ -62,12 +62,8 @@ _STEADY_TIMES = {
 }
 
 
-class WorkerFailure(Exception):
+class WorkerFailure(ResultError):
     """A worker has failed. `kind` is the name under which the judge rejects the candidate."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(text)
-        self.kind = kind
 
 
 class WorkerProcess(ExitStack):

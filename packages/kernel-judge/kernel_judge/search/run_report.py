@@ -202,10 +202,7 @@ def summary_lines(report: RunReport) -> list[str]:
         rows.append([name, str(group.tasks), str(group.attempts), *numbers])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    lines += [
-        "",
-        f"Speeds are relative to {report.peer}, and at least 1.0: where no kernel is faster, the reference is used.",
-    ]
+    lines += ["", f"Speeds are relative to {report.peer}, and at least 1.0: the reference's, if no kernel is faster."]
     if report.unfinished:
         lines.append(f"{report.unfinished} planned attempts are not finished and left out.")
     for entry in report.best:

@@ -58,11 +58,7 @@ class SearchRequest:
 
     def fixed(self) -> dict[str, Any]:
         """Return the settings that must not change when a search is continued, as in the log."""
-        return {
-            "agents": list(self.agents),
-            "tries": self.tries,
-            "contexts": [list(context) for context in self.contexts],
-        }
+        return {"agents": list(self.agents), "tries": self.tries, "contexts": list(map(list, self.contexts))}
 
 
 def agent_command(agent: str) -> list[str]:
@@ -73,11 +69,7 @@ def agent_command(agent: str) -> list[str]:
         raise ConfigError(f"{agent!r} is not a command: {error}", where="--agent") from error
     path = shutil.which(program)
     if path is None:
-        raise ConfigError(
-            f"there is no program {program!r}",
-            where="--agent",
-            hint="name an executable file, or a command of the shell",
-        )
+        raise ConfigError(f"there is no program {program!r}", where="--agent", hint="name an executable file")
     return [str(Path(path).absolute()), *arguments]
 
 
@@ -88,9 +80,6 @@ def parse_context(text: str) -> tuple[str, ...]:
         return ()
     for name in chosen:
         if name not in CONTEXTS:
-            raise ConfigError(
-                f"{name!r} is not a context",
-                where="--context",
-                hint=f"expected none, or names from {', '.join(CONTEXTS)} with commas between",
-            )
+            hint = f"expected none, or names from {', '.join(CONTEXTS)} with commas between"
+            raise ConfigError(f"{name!r} is not a context", where="--context", hint=hint)
     return tuple(name for name in CONTEXTS if name in chosen)

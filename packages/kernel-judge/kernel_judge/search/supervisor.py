@@ -44,9 +44,14 @@ class Supervisor:
         """Make every try that the log does not have."""
         pool = ThreadPoolExecutor(self.request.jobs, thread_name_prefix="attempt")
         try:
-            running = [pool.submit(self._attempt, attempt) for attempt in self.request.planned()]
+            running = {pool.submit(self._attempt, attempt): attempt.number for attempt in self.request.planned()}
+            errors = []
             for done in as_completed(running):
-                done.result()
+                if error := done.exception():  # the other attempts go on; the same search makes this one again
+                    self.notify(f"attempt {running[done]} has failed: {type(error).__name__}: {error}")
+                    errors.append(error)
+            if len(errors) == len(running):
+                raise errors[0]
         except BaseException:
             self.stopping.set()
             raise

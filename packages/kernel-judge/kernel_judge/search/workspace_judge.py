@@ -22,11 +22,9 @@ def main(run: Path, workspace: Path) -> int:
     with tempfile.TemporaryDirectory() as scratch, open_judge(settings, task_path(run), lambda: False) as judge:
         candidate = take_candidate(workspace, run / "given" / PROJECT, Path(scratch) / "candidate")
         judged = judge(candidate) if candidate else None
-    if judged is None:
-        print("There is no candidate: write candidate.py, or change the project in kernel/.")
-        return 2
-    if judged.verdict is None:
-        print(judged.error)
+    if judged is None or judged.verdict is None:
+        absent = "There is no candidate: write candidate.py, or change the project in kernel/."
+        print(judged.error if judged else absent)
         return 2
     print(verdict_text(judged.verdict))
     return 0 if judged.verdict.is_right else 1

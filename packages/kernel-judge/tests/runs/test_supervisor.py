@@ -39,6 +39,16 @@ def test_the_good_agent_wins(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("judge_calls")
+def test_an_error_in_one_attempt_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = Workspace.prepare
+    monkeypatch.setattr(
+        Workspace, "prepare", lambda self, *given: prepare(self, *given) if "/0002/" in f"{self.root}" else 1 / 0
+    )
+    best = run_search(quick_request(tmp_path, SLOW, GOOD)).best
+    assert best and best["attempt"] == 2
+
+
+@pytest.mark.usefixtures("judge_calls")
 def test_nothing_is_best_that_is_not_faster_than_the_reference(tmp_path: Path) -> None:
     result = run_search(quick_request(tmp_path, SLOW, WRONG))
     assert result.best is None
@@ -52,6 +62,7 @@ def test_nothing_is_best_that_is_not_faster_than_the_reference(tmp_path: Path) -
     [
         ("crashing", {}, "something went wrong"),
         ("filling", {"disk": 50_000_000}, "its limit of disk"),
+        ("deep", {}, "its limit of disk"),
         ("greedy", {"memory": 1_000_000_000}, "MemoryError"),
         ("hanging", {"seconds": 1}, "its limit of time"),
         ("odd", {}, "It wrote no candidate that can be copied: regular files, at most 10,000 files"),
