@@ -29,7 +29,7 @@ from kernel_hub.http.audit_log import audit_line, audit_logger
 from kernel_hub.http.metrics import Metrics
 from kernel_hub.http.receive import BodyLimits
 from kernel_hub.hub_service import Hub
-from kernel_hub.refusals import Refusal, answer, bad_request, busy
+from kernel_hub.refusals import Refusal, answer, bad_request, busy, invalid
 from kernel_hub.routes import ROUTERS, pages
 from kernel_hub.routes.absent import absent
 from kernel_hub.routes.git import PROCESSES
@@ -115,9 +115,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 async def _refuse_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return answer(bad_request(f"{where}: {first['msg']}"))
+    return answer(invalid(error))
 
 
 async def _gone(request: Request, error: Exception) -> Response:

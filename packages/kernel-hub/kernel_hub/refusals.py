@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
@@ -53,6 +55,12 @@ def answer(refusal: Refusal) -> Response:
 def bad_request(message: str) -> Refusal:
     """Refuse a malformed request: a name, a path or a body."""
     return Refusal(400, message, code="BadRequest")
+
+
+def invalid(error: ValidationError | RequestValidationError) -> Refusal:
+    """Refuse a body or parameters that pydantic refuses."""
+    first = error.errors()[0]
+    return bad_request(f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}")
 
 
 def no_token(

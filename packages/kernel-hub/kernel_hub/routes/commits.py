@@ -23,11 +23,11 @@ from kernel_hub.http.receive import blocks, parse_json
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import bad_request, too_large
 from kernel_hub.repositories.allowances import Claim
-from kernel_hub.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub, base_url
+from kernel_hub.routes.parameters import Body, JsonRoute, RepoId, Revision, TheCaller, TheHub, base_url
 from kernel_hub.storage.disk import BLOCK, occupied
 from kernel_hub.storage.large_files import IncomingFile
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 GITIGNORE_BYTES = 64 << 10
 

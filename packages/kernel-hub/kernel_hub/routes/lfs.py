@@ -14,9 +14,9 @@ from kernel_hub.git.objects import LargeFile, TreeEntry
 from kernel_hub.http.receive import blocks
 from kernel_hub.refusals import bad_request
 from kernel_hub.routes.content import content_response
-from kernel_hub.routes.parameters import Body, RepoId, TheCaller, TheHub, base_url
+from kernel_hub.routes.parameters import Body, JsonRoute, RepoId, TheCaller, TheHub, base_url
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 class LargeObject(Body):

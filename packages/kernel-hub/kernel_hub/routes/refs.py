@@ -9,9 +9,9 @@ from pydantic import Field
 
 from kernel_hub import names
 from kernel_hub.git.objects import Ref
-from kernel_hub.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub
+from kernel_hub.routes.parameters import Body, JsonRoute, RepoId, Revision, TheCaller, TheHub
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 class NewBranch(Body):

@@ -12,6 +12,7 @@ from kernel_hub import names
 from kernel_hub.refusals import Refusal, bad_request, no_token
 from kernel_hub.routes.parameters import (
     Body,
+    JsonRoute,
     RepoId,
     Revision,
     TheCaller,
@@ -23,7 +24,7 @@ from kernel_hub.routes.parameters import (
 )
 from kernel_hub.storage.disk import BLOCK
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 class OldRepository(Body):

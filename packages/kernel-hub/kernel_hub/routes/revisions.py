@@ -11,13 +11,23 @@ from urllib.parse import parse_qs
 
 from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field, TypeAdapter
 
 from kernel_hub.git.commits import ATTRIBUTES_OID
 from kernel_hub.git.objects import TreeEntry
-from kernel_hub.http.receive import parse_json
-from kernel_hub.refusals import bad_request, no_entry, too_large
+from kernel_hub.refusals import bad_request, no_entry
 from kernel_hub.routes.content import content_response
-from kernel_hub.routes.parameters import EntryPath, RepoId, Revision, TheCaller, TheHub, next_page, timestamp
+from kernel_hub.routes.parameters import (
+    Body,
+    EntryPath,
+    RepoId,
+    Revision,
+    TheCaller,
+    TheHub,
+    next_page,
+    parsed,
+    timestamp,
+)
 
 router = APIRouter()
 
@@ -66,18 +76,21 @@ def list_folder(
     return [_item(entry) for entry in entries[:TREE_PAGE] if not _is_hubs_own(entry)]
 
 
+class _Paths(Body):
+    paths: Annotated[list[str], Field(max_length=TREE_PAGE)]
+
+
+_PATHS_OF_JSON = TypeAdapter(_Paths)
+
+
 def _paths(body: bytes, is_json: bool) -> list[str]:
     """Parse the field `paths` of JSON or a form."""
+    if is_json:
+        return parsed(body, _PATHS_OF_JSON).paths
     try:
-        fields = parse_json(body) if is_json else {"paths": [], **parse_qs(body.decode(), max_num_fields=2 * TREE_PAGE)}
-        paths = fields["paths"]
-        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
-            raise TypeError
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise bad_request(f"expected JSON, or a form of at most {2 * TREE_PAGE} fields, with 'paths'") from None
-    if len(paths) > TREE_PAGE:
-        raise too_large(f"{len(paths)} paths in one request; at most {TREE_PAGE} are allowed")
-    return paths
+        return _Paths(paths=parse_qs(body.decode(), max_num_fields=2 * TREE_PAGE).get("paths", [])).paths
+    except ValueError:  # also pydantic's
+        raise bad_request(f"expected JSON or a form, with at most {TREE_PAGE} 'paths'") from None
 
 
 _PATHS: dict[str, Any] = {
