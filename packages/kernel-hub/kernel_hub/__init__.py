@@ -25,6 +25,7 @@ git/                 one repository
   commits.py         writing commits, merging pull requests
   owned_files.py     the large files that a repository owns
   refs.py            branches, tags and pull requests
+  new_objects.py     the objects of a change in progress
   tree_changes.py    the changes of a commit, applied to a tree
   revisions.py       files, folders and history of a revision
   configuration.py   values in a repository's configuration

@@ -37,7 +37,7 @@ class Hub:
 
     repositories/<organization>/<name>.git
     large/<aa>/<bb>/<sha256>      large files
-    incoming/                     uploads in progress
+    incoming/                     uploads and other changes in progress
     lock                          held while large files are added and removed
     secret                        signs upload addresses; shared by all servers of this root
     index.sqlite                  the index of all repositories
@@ -55,7 +55,7 @@ class Hub:
             own = Path(self._own.name)
         incoming = own / "incoming"
         self.index = RepositoryIndex(own / "index.sqlite", self._indexed)
-        self.repositories = RepositoryStore(self.root / "repositories", self.index)
+        self.repositories = RepositoryStore(self.root / "repositories", self.index, incoming)
         self.large_files = LargeFiles(self.root / "large", incoming)
         self.tokens = TokenFile(settings.token_file) if settings.token_file else AnyToken()
         self._secret = _secret(own / "secret")

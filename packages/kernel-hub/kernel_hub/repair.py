@@ -87,7 +87,7 @@ def _damaged(hub: Hub, repair: bool) -> Iterator[Defect]:
 def _left_over(hub: Hub, repair: bool, now: float) -> Iterator[Defect]:
     repositories = hub.repositories.root
     paths = [
-        *(path for path in (hub.root / "incoming").iterdir() if path.is_file()),
+        *(hub.root / "incoming").iterdir(),
         *(path for path in repositories.glob("*/.*") if path.name.startswith((".new-", ".deleted-"))),
         # Objects that libgit2 was writing; `git gc` does not know libgit2's names.
         *repositories.glob("*/*.git/objects/tmp_object_git2_*"),

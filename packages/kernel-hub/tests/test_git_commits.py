@@ -20,7 +20,7 @@ pytestmark = pytest.mark.attack
 def repository(tmp_path: Path) -> GitRepository:
     """A repository without a server."""
     GitRepository.create("a/one", tmp_path / "one.git", private=True, author="a")
-    return GitRepository("a/one", tmp_path / "one.git", lambda _: nullcontext(), lambda *_: None)
+    return GitRepository("a/one", tmp_path / "one.git", lambda _: nullcontext(), lambda *_: None, tmp_path)
 
 
 def write_blob(repository: GitRepository, content: bytes) -> str:

@@ -210,7 +210,7 @@ def test_slow_and_large_bodies_are_refused() -> None:
 
     anyio.run(ask_all)
     slow = ["RequestTimeout", "RequestTimeout"]
-    assert codes == ["read", *slow, "PayloadTooLarge", "read", "Busy", "read", "read"]
+    assert codes == ["read", *slow, "PayloadTooLarge", "read", "Busy", "Busy", "read", "read", "read", "InvalidToken"]
 
 
 @pytest.fixture(scope="module")

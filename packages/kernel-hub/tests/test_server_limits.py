@@ -15,12 +15,14 @@ import anyio
 import pygit2
 import pytest
 import requests
+from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import paginate
 from raw_requests import TOKEN, begin, commit, commit_body, memory, signed_address
 from starlette.types import Message
 
 from kernel_format.errors import HubError
+from kernel_format.files import locked
 from kernel_hub import repair, tokens
 from kernel_hub.app import create_app
 from kernel_hub.git.ignore import ignored
@@ -57,16 +59,17 @@ def test_the_quota(start_hub: Callable[..., RunningHub]) -> None:
     commit(hub.api(), "b/two", "x.so", os.urandom(2_500_000))
 
 
+def stored(hub: RunningHub) -> tuple[set[Path], str]:
+    lines = requests.get(f"{hub.url}/metrics").text.splitlines()
+    files = {path for path in hub.root.rglob("*") if path.is_file() and "lock" not in path.name}
+    return files, next(line for line in lines if line.startswith("hub_stored_bytes "))
+
+
 def test_a_commit_that_fails_leaves_nothing(hub: RunningHub) -> None:
     hub.api().create_repo("a/one", repo_type="kernel")
     commit(hub.api(), "a/one", "x/y")
 
-    def stored() -> tuple[set[Path], str]:
-        lines = requests.get(f"{hub.url}/metrics").text.splitlines()
-        files = {path for path in hub.root.rglob("*") if path.is_file() and "lock" not in path.name}
-        return files, next(line for line in lines if line.startswith("hub_stored_bytes "))
-
-    before = stored()
+    before = stored(hub)
     header, text = commit_body("t", os.urandom(20_000).hex()).splitlines()
     files = [text, *(commit_body(path, "\0" + os.urandom(9).hex()).splitlines()[1] for path in ("a.so", "b/c"))]
     for lines, status in (
@@ -79,11 +82,37 @@ def test_a_commit_that_fails_leaves_nothing(hub: RunningHub) -> None:
         for query in ("", "?create_pr=1"):
             url = f"{hub.url}/api/kernels/a/one/commit/main{query}"
             answer = requests.post(url, data="\n".join(lines), headers=TOKEN)
-            assert answer.status_code == status and stored() == before, (answer.text, stored()[0] - before[0])
+            assert answer.status_code == status and stored(hub) == before, (answer.text, stored(hub)[0] - before[0])
     assert requests.post(url, data="\n".join([header, *files]), headers=TOKEN).ok
-    done, counted = stored()
+    done, counted = stored(hub)
     new = sum(path.stat().st_size for path in done - before[0])
     assert 0 < float(counted.split()[1]) - float(before[1].split()[1]) - new < 16 * 4096
+
+
+def test_a_conflict_leaves_nothing(hub: RunningHub) -> None:
+    """Git can merge one of two files; and a branch moves between the two checks of a commit."""
+    api = hub.api()
+    api.create_repo("a/one", repo_type="kernel")
+
+    def write(first: int, last: int, **options: object) -> str:
+        lines = [b"%d\n" % line for line in range(99)]
+        both = {"merged": [b"", *lines[first:last]], "conflict": [b"%d %d" % (first, last)]}
+        files = [CommitOperationAdd(path, b"".join(content)) for path, content in both.items()]
+        return str(api.create_commit("a/one", files, commit_message="m", repo_type="kernel", **options).oid)
+
+    old = write(0, 99)
+    reviewed = write(0, 98, create_pr=True)
+    head = write(1, 99)
+    before = stored(hub)
+    merge = f"{hub.url}/api/kernels/a/one/discussions/1/merge?commit={reviewed}"
+    assert requests.post(merge, headers=TOKEN).status_code == 409 and stored(hub) == before
+    with ThreadPoolExecutor(1) as other, locked(hub.root / "repositories/a/.lock-one.git"):
+        waiting = other.submit(commit, api, "a/one", "x.so", os.urandom(9), parent_commit=head)
+        time.sleep(2)
+        pygit2.Repository(str(hub.root / "repositories/a/one.git")).references["refs/heads/main"].set_target(old)
+    with pytest.raises(HfHubHTTPError, match="another commit came first"):
+        waiting.result()
+    assert stored(hub) == before
 
 
 def test_signed_addresses_end_with_the_token(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
@@ -102,6 +131,11 @@ def test_signed_addresses_end_with_the_token(start_hub: Callable[..., RunningHub
     download = address("download", writer)
     assert requests.get(download).content == data
     tokens.remove(file, "ci")
+    for connection, last in ((commits, b"\n"), (large, data[-1:])):  # which began before
+        connection.sendall(last)
+        assert connection.recv(100).startswith(b"HTTP/1.1 401")
+    unknown = begin(f"{hub.url}/api/kernels/a/one/preupload/main", "POST", 1000, b"{", "unknown")
+    assert unknown.recv(100).startswith(b"HTTP/1.1 401")  # its body is not awaited
     assert requests.put(upload, data=data).status_code == 401
     assert requests.get(download).status_code == 401
     assert requests.get(download.replace(tokens.TokenFile(file).tokens()[0].sha256[:4], "x")).status_code in {401, 403}

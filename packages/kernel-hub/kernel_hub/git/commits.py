@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pygit2
@@ -10,7 +10,7 @@ from pygit2.enums import FileMode
 
 from kernel_hub import names
 from kernel_hub.git.configuration import GitConfiguration
-from kernel_hub.git.objects import FileChange, PullRequest, StagedBlob, peeled, retry_reading, write_commit
+from kernel_hub.git.objects import FileChange, PullRequest, peeled, retry_reading, write_commit
 from kernel_hub.git.owned_files import OwnedFiles
 from kernel_hub.git.refs import GitRefs
 from kernel_hub.git.tree_changes import changed_tree
@@ -33,12 +33,9 @@ class GitCommits:
         self._configuration = configuration
         self._owned = owned
 
-    def write_blobs(self, blobs: Mapping[str, StagedBlob]) -> None:
-        """Store the contents of small files, by their ids. Nothing refers to them yet."""
-        self._refs.grow(*(blob.size for oid, blob in blobs.items() if oid not in self._git))
-        for blob in blobs.values():
-            data = blob.read()
-            retry_reading(partial(self._git.create_blob, data))
+    def write_blob(self, data: bytes) -> str:
+        """Write the content of a small file, and return its id."""
+        return str(retry_reading(partial(self._git.create_blob, data)))
 
     def create_first(self, author: str) -> None:
         """Create `main` with its first commit. No lock is needed, since the repository is not visible yet."""
@@ -63,7 +60,7 @@ class GitCommits:
         """Make all changes in one commit, on a branch or as a new pull request for it.
 
         Args:
-            store: Stores the files of the changes after all other checks, without the lock: a large commit takes long.
+            store: Stores the large files of the changes, after all checks.
             most_open: The most pull requests that the author may have. None: any number.
 
         Returns:
@@ -88,9 +85,8 @@ class GitCommits:
             return full, base
 
         _, first = checked()
-        changed = changed_tree(self._git, first, changes)
-        store()
-        with self._refs.locked():
+        changed = changed_tree(self._git, first, changes)  # without the lock: a large commit takes long
+        with self._refs.new.staged(), self._refs.locked():
             full, base = checked()
             if base != first:
                 changed = changed_tree(self._git, base, changes)
@@ -101,7 +97,7 @@ class GitCommits:
             if tree == str(peeled(self._git, base, pygit2.Tree).id) and not pull_request:
                 return base, full  # nothing changes: the same upload was sent again
             message = f"{title}\n\n{description}".strip() + "\n"
-            self._refs.grow(*changed.sizes, len(message), len(full))
+            store()
             oid = write_commit(self._git, [base], tree, message, author)
             if pull_request:
                 self._configuration.set(f"pr.{full.rpartition('/')[2]}.base", revision)
@@ -142,7 +138,7 @@ class GitCommits:
         Raises:
             Refusal: If there is no such pull request or branch, it is not at `commit`, or they changed the same files.
         """
-        with self._refs.locked():
+        with self._refs.new.staged(), self._refs.locked():
             request = self.pull_request(number)
             if request.head != commit:
                 raise moved_meanwhile(f"refs/pr/{number}", request.head, commit)
@@ -162,7 +158,6 @@ class GitCommits:
             deltas = index.diff_to_tree(peeled(self._git, tip, pygit2.Tree)).deltas
             changes = [FileChange(d.new_file.path, str(d.new_file.id) if d.new_file.id else None) for d in deltas]
             changed = changed_tree(self._git, tip, changes)  # which refuses names that differ in case only
-            self._refs.grow(*changed.sizes, len(branch))
             tree = str(changed.write())
             oid = write_commit(self._git, [tip, request.head], tree, f"Merge pull request {number}\n", author)
             self._refs.move(branch, oid, tip)

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import pygit2
@@ -86,21 +85,6 @@ class FileChange:
     blob: str | None = None
     is_folder: bool = False
     large: str | None = None
-
-
-@dataclass(frozen=True)
-class StagedBlob:
-    """The content of a small file: a part of a file outside of the repository."""
-
-    path: Path
-    start: int
-    size: int
-
-    def read(self) -> bytes:
-        """Return the content."""
-        with self.path.open("rb") as file:
-            file.seek(self.start)
-            return file.read(self.size)
 
 
 @dataclass(frozen=True)

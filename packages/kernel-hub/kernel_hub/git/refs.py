@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pygit2
@@ -19,9 +20,10 @@ from pygit2.enums import ObjectType
 
 from kernel_hub import names
 from kernel_hub.git.command import run_git, write_error
+from kernel_hub.git.new_objects import NewObjects
 from kernel_hub.git.objects import Ref, one_line, retry_reading, write_commit
 from kernel_hub.refusals import bad_request, busy, conflict, no_revision
-from kernel_hub.storage.disk import occupied, sync_filesystem
+from kernel_hub.storage.disk import BLOCK, sync_filesystem
 from kernel_hub.storage.locks import repository_lock
 
 Changing = Callable[[str], AbstractContextManager[None]]
@@ -32,14 +34,17 @@ _LOCKED = ("but expected", "File exists", "Unable to create", "reference already
 
 
 class GitRefs:
-    """The refs of one repository, which is opened as `git`."""
+    """The refs of one repository, which is opened as `git`, and the new objects that they will reach."""
 
-    def __init__(self, repo_id: str, path: Path, git: pygit2.Repository, changing: Changing, grow: Grow) -> None:
+    def __init__(
+        self, repo_id: str, path: Path, git: pygit2.Repository, changing: Changing, grow: Grow, new: NewObjects
+    ) -> None:
         self._repo_id = repo_id
         self._path = path
         self._git = git
         self._changing = changing
-        self._grow = grow
+        self._grow = partial(grow, repo_id)
+        self.new = new
 
     def __iter__(self) -> Iterator[Ref]:
         """Every branch, tag and pull request, sorted by full name."""
@@ -70,10 +75,6 @@ class GitRefs:
         with repository_lock(self._path, self._repo_id), self._changing(self._repo_id):
             yield
 
-    def grow(self, *sizes: int) -> None:
-        """Count files of these sizes, before they are written."""
-        self._grow(self._repo_id, sum(map(occupied, sizes)))
-
     def resolve(self, revision: str) -> str:
         """Return the commit of a branch, tag, full ref name or whole commit id: the start of an id could be a tag.
 
@@ -101,7 +102,6 @@ class GitRefs:
             old = self.commit_of(full)
             if old is not None and not overwrite:
                 raise conflict(f"Reference already exists: {self._repo_id} has a branch {name!r}")
-            self.grow(len(full), 0)
             if empty:
                 tree = retry_reading(self._git.TreeBuilder().write)
                 commit = write_commit(self._git, [], tree, "initial commit", "hub")
@@ -118,11 +118,10 @@ class GitRefs:
     def create_tag(self, name: str, revision: str, message: str | None, author: str) -> None:
         """Tag a revision; with a message, by an annotated tag."""
         full = f"refs/tags/{names.ref_name(name)}"
-        with self.locked():
+        with self.new.staged(), self.locked():
             if self.commit_of(full) is not None:
                 raise conflict(f"Reference already exists: {self._repo_id} has a tag {name!r}")
             commit = self.resolve(revision)
-            self.grow(len(full), len(message or ""))
             if message:
                 names.text("the tag's message", message)
                 # Written as an object, so that the ref is moved by `move` as all refs are.
@@ -150,7 +149,7 @@ class GitRefs:
             self._update(full, f"delete {full}\n")
 
     def move(self, full: str, oid: str, old: str | None) -> None:
-        """Point a ref at an object, durably. The caller holds the lock.
+        """Point a ref at an object, durably, and adopt new objects. The caller holds the lock.
 
         Args:
             full: The full name of the ref.
@@ -163,6 +162,8 @@ class GitRefs:
         """
         if old is None:
             self._check_free(full)
+            self._grow(BLOCK)
+        self.new.adopt(self._grow)
         sync_filesystem(self._path)
         self._update(full, f"create {full} {oid}\n" if old is None else f"update {full} {oid} {old}\n")
 

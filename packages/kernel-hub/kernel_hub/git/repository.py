@@ -13,6 +13,7 @@ import pygit2
 
 from kernel_hub.git.commits import GitCommits
 from kernel_hub.git.configuration import GitConfiguration
+from kernel_hub.git.new_objects import NewObjects
 from kernel_hub.git.owned_files import OwnedFiles
 from kernel_hub.git.refs import Changing, GitRefs, Grow
 from kernel_hub.git.revisions import GitRevisions
@@ -34,11 +35,11 @@ class GitRepository:
         owned: The large files that were uploaded to this repository.
     """
 
-    def __init__(self, repo_id: str, path: Path, changing: Changing, grow: Grow) -> None:
+    def __init__(self, repo_id: str, path: Path, changing: Changing, grow: Grow, staging: Path) -> None:
         self.repo_id = repo_id
         self.path = path
         self._git = pygit2.Repository(str(path), pygit2.enums.RepositoryOpenFlag.BARE)
-        self.refs = GitRefs(repo_id, path, self._git, changing, grow)
+        self.refs = GitRefs(repo_id, path, self._git, changing, grow, NewObjects(self._git, path, staging))
         self.revisions = GitRevisions(self._git)
         self.configuration = GitConfiguration(path, self._git)
         self.owned = OwnedFiles(path / "large", self._git, self.refs)
@@ -49,7 +50,7 @@ class GitRepository:
         """Create a repository with its first commit at a staging path, which other callers cannot see."""
         pygit2.init_repository(str(path), bare=True, initial_head="main")
         (path / "large").mkdir()
-        repository = cls(repo_id, path, lambda _: nullcontext(), lambda *_: None)
+        repository = cls(repo_id, path, lambda _: nullcontext(), lambda *_: None, path)
         repository.configuration.set(_PRIVATE, "true" if private else "false")
         repository.commits.create_first(author)
         return repository

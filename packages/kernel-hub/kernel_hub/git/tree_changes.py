@@ -21,7 +21,6 @@ class Folder:
         self.files: dict[str, tuple[pygit2.Oid, FileMode]] = {}
         self.folders: dict[str, Folder] = {}
         self.added: set[str] = set()
-        self.sizes: list[int] = []  # of the trees that `write` writes; known after `check`
         if oid is not None:
             for item in peeled(git, oid, pygit2.Tree):
                 assert item.name is not None
@@ -69,8 +68,6 @@ class Folder:
                     f"{path + name!r} would be both a file and a folder; delete one of them in this commit"
                 )
             folder.check(f"{path}{name}/")
-            self.sizes += folder.sizes
-        self.sizes.append(sum(40 + len(name) for name in (*self.files, *self.folders)))
         folded = sorted((name.casefold(), name) for name in (*self.files, *self.folders))
         for (one, first), (other, second) in pairwise(folded):
             if one == other and {first, second} & self.added:

@@ -25,8 +25,9 @@ class RepositoryStore:
     being created or deleted.
     """
 
-    def __init__(self, root: Path, index: RepositoryIndex) -> None:
+    def __init__(self, root: Path, index: RepositoryIndex, staging: Path) -> None:
         self.root = root
+        self._staging = staging
         self._index = index
         private_directory(root)
 
@@ -39,7 +40,7 @@ class RepositoryStore:
         if not path.is_dir():
             raise no_repository(repo_id)
         try:
-            return GitRepository(repo_id, path, self._index.changing, self._index.grow)
+            return GitRepository(repo_id, path, self._index.changing, self._index.grow, self._staging)
         except pygit2.GitError:
             if path.is_dir():
                 raise
@@ -70,17 +71,17 @@ class RepositoryStore:
             raise existing
         path.parent.mkdir(exist_ok=True)
         sync_filesystem(self.root)
-        staging = path.parent / f".new-{uuid.uuid4().hex}"
+        new = path.parent / f".new-{uuid.uuid4().hex}"
         try:
-            private_directory(staging)
-            GitRepository.create(repo_id, staging, private=private, author=author)
+            private_directory(new)
+            GitRepository.create(repo_id, new, private=private, author=author)
             with self._naming(repo_id):
                 if path.is_dir():  # just created
                     raise existing
-                staging.rename(path)
+                new.rename(path)
                 sync_filesystem(path.parent)
         finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            shutil.rmtree(new, ignore_errors=True)
 
     def delete(self, repo_id: str) -> None:
         """Delete a repository. `kernel-hub check` deletes the large files that only this repository owned."""

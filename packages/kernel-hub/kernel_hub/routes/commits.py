@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 import re
 from contextlib import ExitStack
 from typing import Annotated, Any
 
-import pygit2
+import anyio
 from anyio import to_thread
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -16,7 +17,7 @@ from pydantic import Field
 from kernel_format.tree_digest import is_bytecode
 from kernel_hub import names
 from kernel_hub.git.ignore import ignored
-from kernel_hub.git.objects import FileChange, LargeFile, StagedBlob, read_pointer
+from kernel_hub.git.objects import FileChange, LargeFile, read_pointer
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.http.commit_body import CommitBody
 from kernel_hub.http.receive import blocks, parse_json
@@ -137,11 +138,14 @@ async def commit(
 
     repository = await to_thread.run_sync(opened)
     limits = hub.settings.limits
-    with hub.allowances.claim() as claim, ExitStack() as staged:
+    staged = ExitStack()
+    try:
+        claim = staged.enter_context(hub.allowances.claim())
         upload = _Upload(hub, repository, claim, staged)
         body = CommitBody(upload.add, upload.new_file, claim, limits)
         async for block in blocks(request):
             await to_thread.run_sync(body.feed, block)
+            os.utime(upload.directory)  # `kernel-hub check` removes what has not changed for long
 
         def write() -> tuple[str, str]:
             body.end()
@@ -161,6 +165,9 @@ async def commit(
         oid, ref = await to_thread.run_sync(write)
         request.app.state.metrics.received.inc(sum(file.size for file in upload.large))
         request.state.commit, request.state.revision = oid, ref
+    finally:
+        with anyio.CancelScope(shield=True):
+            await to_thread.run_sync(staged.close)
     base = f"{base_url(request)}/kernels/{repo_id}"
     answer: dict[str, Any] = {"success": True, "commitOid": oid, "commitUrl": f"{base}/commit/{oid}", "hookOutput": ""}
     if create_pr:
@@ -204,8 +211,7 @@ class _Upload:
         self.header: dict[str, Any] = {}
         self.changes: list[FileChange] = []
         self.large: list[IncomingFile] = []
-        self._blobs: dict[str, StagedBlob] = {}
-        self._small = self.new_file()  # the contents of short lines, one after the other
+        self.directory = staged.enter_context(repository.refs.new.staged())
 
     def new_file(self) -> IncomingFile:
         """Create a file for content that arrives in the commit; it is deleted unless the store adopts it."""
@@ -262,28 +268,20 @@ class _Upload:
             return
         if file is not None:
             data = file.path.read_bytes()
+            file.path.unlink()
         pointer = read_pointer(data)
         if pointer is not None:  # refers to a large file as `lfsFile` does
             self._stored(path, pointer.sha256, pointer.size)
-        self.changes.append(FileChange(path, self._stage(data, file), large=pointer.sha256 if pointer else None))
+        self.changes.append(FileChange(path, self._stage(data), large=pointer.sha256 if pointer else None))
 
-    def _stage(self, data: bytes, file: IncomingFile | None = None) -> str:
-        """Stage the content of a small file, unless it is in a file of its own, and return its id in git."""
-        blob = str(pygit2.hash(data))
-        if blob not in self._blobs:
-            self._claim(occupied(len(data)))
-            staged = file or self._small
-            self._blobs[blob] = StagedBlob(staged.path, 0 if file else staged.size, len(data))
-            if file is None:
-                staged.write(data)
-        return blob
+    def _stage(self, data: bytes) -> str:
+        self._claim(occupied(len(data)))
+        return self._repository.commits.write_blob(data)
 
     def store(self) -> None:
-        """Store the contents of all files in the repository."""
-        self._small.close()
+        """Store the contents of the large files."""
         if self.large:
             self._hub.keep(self._repository, self.large)
-        self._repository.commits.write_blobs(self._blobs)
 
     def _stored(self, path: str, oid: object, size: object) -> LargeFile:
         sha256 = names.sha256(oid)
