@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import psutil
 import pygit2
 import pytest
 import requests
@@ -169,6 +170,26 @@ def test_answers_do_not_wait_for_acknowledgments(hub: RunningHub) -> None:
             session.get(f"{hub.url}/api/kernels")
             seconds.append(time.perf_counter() - began)
     assert min(seconds[5:]) < 0.03, seconds
+
+
+def test_a_lookup_of_many_paths_reads_each_folder_once(hub: RunningHub) -> None:
+    hub.api().create_repo("a/one", repo_type="kernel")
+    git = pygit2.Repository(str(hub.root / "repositories/a/one.git"))
+    folder, top, blob = git.TreeBuilder(), git.TreeBuilder(), git.create_blob(b"x")
+    for number in range(100_000):
+        folder.insert(f"f{number}", blob, pygit2.enums.FileMode.BLOB)
+    for name in ("a", "b"):
+        top.insert(name, folder.write(), pygit2.enums.FileMode.TREE)
+    head, who = git.references["refs/heads/main"], pygit2.Signature("a", "a@b")
+    git.create_commit("refs/heads/main", who, who, "m", top.write(), [head.target])
+    paths = [f"{'ab'[number % 2]}/f{number}{'/none' * (number % 3)}" for number in range(999)]
+    process = psutil.Process(hub.process.pid)
+    before = sum(process.cpu_times())
+    found = requests.post(f"{hub.url}/api/kernels/a/one/paths-info/main", data={"paths": paths}, headers=TOKEN)
+    assert len(found.json()) == 333
+    files = {"files": [{"path": path, "size": 1} for path in paths]}
+    assert requests.post(f"{hub.url}/api/kernels/a/one/preupload/main", json=files, headers=TOKEN).ok
+    assert sum(process.cpu_times()) - before < 3
 
 
 # .gitignore

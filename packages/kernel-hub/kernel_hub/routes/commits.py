@@ -87,6 +87,7 @@ def preupload(
     rules = _ignore_rules(repository, commit) if body.git_ignore is None else body.git_ignore.encode()
     excluded = ignored(rules, [names.path(file.path) for file in body.files])
     inline_bytes = 0 if _uploads_by_lfs(request) else limits.inline_file_bytes
+    found = repository.revisions.find_all(commit, (file.path for file in body.files))
     answer = []
     for file in body.files:
         path = names.path(file.path, is_new=True)
@@ -98,7 +99,7 @@ def preupload(
         except (binascii.Error, ValueError):
             raise bad_request(f"{path}: the sample is not base64") from None
         large = _is_large(path, file.size, sample, limits.small_file_bytes) and file.size > inline_bytes
-        present = repository.revisions.find(commit, path)
+        present = found.get(path)
         oid = None
         if present and not present.is_folder:
             oid = present.large.sha256 if present.large else present.oid

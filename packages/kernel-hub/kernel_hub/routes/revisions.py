@@ -110,8 +110,8 @@ async def paths_info(
     def look() -> list[dict[str, Any]]:  # which parses in a thread: a form can take seconds
         repository = hub.to_read(repo_id, caller)
         commit = repository.refs.resolve(revision)
-        entries = (repository.revisions.find(commit, path.rstrip("/")) for path in _paths(body, is_json))
-        return [_item(entry) for entry in entries if entry is not None]
+        found = repository.revisions.find_all(commit, (path.rstrip("/") for path in _paths(body, is_json)))
+        return [_item(entry) for entry in found.values()]
 
     return await to_thread.run_sync(look)
 
