@@ -151,7 +151,10 @@ async def commit(
         def write() -> tuple[str, str]:
             body.end()
             title, description, parent = _described(upload.header)
-            return hub.to_commit(repo_id, caller, revision, create_pr=create_pr).commits.create(
+            still = hub.tokens.caller_by_key(caller.key)  # raises a refusal if the token was removed meanwhile
+            again = hub.to_commit(repo_id, still, revision, create_pr=create_pr)
+            again.refs.new.use(upload.directory)
+            return again.commits.create(
                 revision,
                 upload.changes,
                 title=title,

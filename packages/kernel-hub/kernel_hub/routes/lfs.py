@@ -110,6 +110,7 @@ async def receive_large_file(
             await to_thread.run_sync(write, block)
         await to_thread.run_sync(incoming.seal)
         incoming.check(sha256, signed.size)
+        await to_thread.run_sync(hub.to_propose, repo_id, hub.tokens.caller_by_key(signed.by))  # if it was not removed
         await to_thread.run_sync(hub.keep, repository, [incoming])
     request.app.state.metrics.received.inc(signed.size)
     return Response(headers={"ETag": f'"{sha256}"'})
