@@ -33,6 +33,7 @@ from kernel_hub.refusals import Refusal, answer, bad_request, busy, invalid
 from kernel_hub.routes import ROUTERS, pages
 from kernel_hub.routes.absent import absent
 from kernel_hub.routes.git import PROCESSES
+from kernel_hub.routes.parameters import caller_of
 from kernel_hub.settings import Settings
 
 log = logging.getLogger("kernel_hub")
@@ -84,7 +85,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(ClientDisconnect, _gone)
     for failure in (OSError, pygit2.GitError, sqlite3.Error, ConfigError, Exception):
         app.add_exception_handler(failure, _fail)
-    app.add_middleware(BodyLimits, limits=settings.limits)
+    app.add_middleware(BodyLimits, limits=settings.limits, caller=lambda request: caller_of(request, hub).name)
     if settings.token_file is None:
         # Any token may write. A web page whose host name resolves to loopback must not reach the Hub through a browser.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=_LOOPBACK_NAMES)

@@ -28,8 +28,8 @@ class RequestLimits:
     """The largest body with a list of files or objects. Python's JSON parser stops all threads meanwhile."""
     body_bytes: int = 128 << 10
     """The largest body of any other request."""
-    bodies_bytes: int = 64 << 20
-    """The largest sum of other bodies in memory at the same time."""
+    bodies_bytes: int = 16 << 20
+    """The largest sum of one caller's other bodies in memory at the same time, or of all callers' without a token."""
     body_seconds: float = 60.0
     """The timeout of another body."""
     idle_seconds: float = 30.0

@@ -18,10 +18,11 @@ import requests
 from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError
 from raw_requests import TOKEN, begin, commit, memory, signed_address, target, until
+from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from kernel_hub.http.receive import BodyLimits
-from kernel_hub.refusals import Refusal
+from kernel_hub.refusals import Refusal, wrong_token
 from kernel_hub.settings import RequestLimits
 from tests.support.running_hub import RunningHub, running_hub
 from tests.support.small_kernel import KERNEL, publish_kernel, write_kernel
@@ -192,10 +193,15 @@ def test_slow_and_large_bodies_are_refused() -> None:
         async def send(message: Message) -> None:
             pass
 
-        scope = {"type": "http", "path": path, "query_string": b"", "headers": [(b"host", b"x")]}
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": [(b"host", b"x")]}
         await limited(scope, receive, send)
 
-    limited = BodyLimits(app, limits)
+    def caller(request: Request) -> str:
+        if request.url.path == "/unknown":
+            raise wrong_token()
+        return request.url.path
+
+    limited = BodyLimits(app, limits, caller)
 
     async def ask_all() -> None:
         await ask([(0, 60), (0, 0)])
@@ -206,7 +212,9 @@ def test_slow_and_large_bodies_are_refused() -> None:
         async with anyio.create_task_group() as group:
             for _ in range(2):
                 group.start_soon(ask, [(0, 90), (0.1, 0)])
+                group.start_soon(ask, [(0, 90), (0.1, 0)], "/other")  # another caller's
         await ask([(0, 90), (0, 0)])
+        await ask([(0, 90)], "/unknown")
 
     anyio.run(ask_all)
     slow = ["RequestTimeout", "RequestTimeout"]

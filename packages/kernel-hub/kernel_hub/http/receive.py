@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from urllib.parse import unquote
 
 import anyio
+from anyio import to_thread
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -30,13 +32,15 @@ class BodyLimits:
     """Middleware that limits the size and duration of request bodies, and refuses malformed addresses.
 
     It keeps encoded slashes in path segments. Bodies that are not streamed are held in memory: each must be complete
-    within a time limit, and all of them together have a size limit.
+    within a time limit, and those of one caller together have a size limit. `caller` returns the name of a request's
+    caller, or raises a refusal, before a body is held.
     """
 
-    def __init__(self, app: ASGIApp, limits: RequestLimits) -> None:
+    def __init__(self, app: ASGIApp, limits: RequestLimits, caller: Callable[[Request], str]) -> None:
         self._app = app
         self._limits = limits
-        self._held = 0
+        self._caller = caller
+        self._held: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -48,16 +52,19 @@ class BodyLimits:
         except Refusal as refusal:
             await answer(refusal)(scope, receive, send)
             return
-        streamed = _STREAMED.match(scope["path"]) is not None
+        streamed = scope["method"] in {"GET", "HEAD"} or _STREAMED.match(scope["path"]) is not None
         most = self._limits.list_bytes if _LISTS.match(scope["path"]) else self._limits.body_bytes
         end = None if streamed else time.monotonic() + self._limits.body_seconds
         held = 0
+        caller: str | None = None
         more = True
 
         async def limited() -> Message:
-            nonlocal more, held
+            nonlocal more, held, caller
             if not more:  # waits for the client to disconnect
                 return await receive()
+            if not streamed and caller is None:
+                caller = await to_thread.run_sync(self._caller, Request(scope))
             left = self._limits.idle_seconds
             try:
                 with anyio.fail_after(left if end is None else min(left, end - time.monotonic())):
@@ -66,20 +73,21 @@ class BodyLimits:
                 reason = "the body stalled or arrived too slowly; nothing was stored. Send it again."
                 raise Refusal(408, reason, code="RequestTimeout") from None
             more = message["type"] == "http.request" and bool(message.get("more_body"))
-            if not streamed:
+            if caller is not None:
                 size = len(message.get("body", b""))
                 held += size
-                self._held += size
+                self._held[caller] += size
                 if held > most:
                     raise too_large(f"the body is larger than {most} bytes")
-                if self._held > self._limits.bodies_bytes:
-                    raise busy("too many requests with large bodies at the same time; try again in a few seconds")
+                if self._held[caller] > self._limits.bodies_bytes:
+                    raise busy("too many of your requests have large bodies now; try again in a few seconds")
             return message
 
         try:
             await self._app(scope, limited, send)
         finally:
-            self._held -= held
+            if caller is not None:
+                self._held[caller] -= held
 
 
 def _in_segments(scope: Scope) -> str:
