@@ -215,7 +215,12 @@ def test_gitignore_counts_in_uploads(hub: RunningHub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "path"), [("**/a/" * 16 + "b", "a/" * 31 + "c"), ("*a*/" * 8 + "b", "/".join(["a" * 100] * 9 + ["c"]))]
+    ("rule", "path"),
+    [
+        ("**/a/" * 16 + "b", "a/" * 31 + "c"),
+        ("*a*/" * 8 + "b", "/".join(["a" * 100] * 9 + ["c"])),
+        ("*[" + "b" * 60_000 + "]", "a/" * 300),
+    ],
 )
 def test_rules_that_take_git_hours_are_refused(rule: str, path: str) -> None:
     with pytest.raises(Refusal, match="too long"):
