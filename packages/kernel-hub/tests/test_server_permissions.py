@@ -389,6 +389,7 @@ def test_a_reference_names_one_commit(hub: RunningHub) -> None:
     first = commit(api, "a/one", "good", create_pr=True)
     url = f"{hub.url}/api/kernels/a/one"
     assert requests.delete(f"{url}/discussions/1", headers=TOKEN).ok
+    assert '"1"' not in (hub.root / "repositories/a/one.git/config").read_text(), "which each request parses"
     second = commit(api, "a/one", "bad", create_pr=True)
     assert (first.pr_num, second.pr_num) == (1, 2), "numbers are not used again"
     merge = f"{url}/discussions/2/merge"

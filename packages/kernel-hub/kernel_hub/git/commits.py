@@ -18,6 +18,7 @@ from kernel_hub.refusals import bad_request, conflict, forbidden, moved_meanwhil
 
 # Lets `git` with LFS read a clone.
 _ATTRIBUTES = b"*.so filter=lfs diff=lfs merge=lfs -text\n*.a filter=lfs diff=lfs merge=lfs -text\n"
+_LAST = "hub.last-pull-request"  # set when one is deleted
 ATTRIBUTES_OID = str(pygit2.hash(_ATTRIBUTES))
 
 
@@ -163,6 +164,14 @@ class GitCommits:
             self._refs.move(branch, oid, tip)
             return oid
 
+    def delete_pull_request(self, number: int) -> None:
+        """Delete a pull request. Its number is not used again, so that it is not taken for another."""
+        self._refs.delete(f"refs/pr/{number}", f"refs/pr/{number}")
+        with self._refs.locked():
+            if self.opened_by(f"refs/pr/{number}") is not None:
+                self._configuration.set(_LAST, str(self._next_pull_request() - 1))
+                self._configuration.remove(f"pr.{number}")
+
     def _next_pull_request(self) -> int:
-        """Return a number that no pull request has had, so that a deleted one is not taken for another."""
-        return max([int(name.split(".")[1]) for name in self._configuration.names("pr.")], default=0) + 1
+        numbers = [int(name.split(".")[1]) for name in self._configuration.names("pr.")]
+        return max([int(self._configuration.get(_LAST) or 0), *numbers]) + 1

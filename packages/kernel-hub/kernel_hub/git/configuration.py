@@ -36,7 +36,14 @@ class GitConfiguration:
         Raises:
             OSError: If git cannot write the file.
         """
-        done = run_git("config", "--file", str(self._path / "config"), key, value, seconds=_SECONDS)
+        self._change(key, value)
+
+    def remove(self, section: str) -> None:
+        """Remove a section with its values, durably. The caller holds the repository's lock."""
+        self._change("--remove-section", section)
+
+    def _change(self, *arguments: str) -> None:
+        done = run_git("config", "--file", str(self._path / "config"), *arguments, seconds=_SECONDS)
         if done.returncode:
             raise write_error(self._path, done.stderr)
         sync_filesystem(self._path)

@@ -113,7 +113,7 @@ class GitRefs:
         """Delete a branch other than `main`."""
         if name == "main":
             raise bad_request("the branch 'main' cannot be deleted")
-        self._delete(f"refs/heads/{names.ref_name(name)}", name)
+        self.delete(f"refs/heads/{names.ref_name(name)}", name)
 
     def create_tag(self, name: str, revision: str, message: str | None, author: str) -> None:
         """Tag a revision; with a message, by an annotated tag."""
@@ -136,13 +136,10 @@ class GitRefs:
 
     def delete_tag(self, name: str) -> None:
         """Delete a tag."""
-        self._delete(f"refs/tags/{names.ref_name(name)}", name)
+        self.delete(f"refs/tags/{names.ref_name(name)}", name)
 
-    def delete_pull_request(self, full: str) -> None:
-        """Delete a pull request, given the full name of its ref."""
-        self._delete(full, full)
-
-    def _delete(self, full: str, name: str) -> None:
+    def delete(self, full: str, name: str) -> None:
+        """Delete a ref, given its full name and its name in errors."""
         with self.locked():
             if self.commit_of(full) is None:
                 raise no_revision(self._repo_id, name)

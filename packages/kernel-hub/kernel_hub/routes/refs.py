@@ -86,8 +86,7 @@ Number = Annotated[int, Path(ge=1, lt=2**31)]
 @router.delete("/api/kernels/{organization}/{name}/discussions/{number}")
 def delete_pull_request(repo_id: RepoId, number: Number, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
     """Delete a pull request: with write access, or with the token that opened it."""
-    ref = f"refs/pr/{number}"
-    hub.to_commit(repo_id, caller, ref, create_pr=False).refs.delete_pull_request(ref)
+    hub.to_commit(repo_id, caller, f"refs/pr/{number}", create_pr=False).commits.delete_pull_request(number)
     return {"success": True}
 
 
