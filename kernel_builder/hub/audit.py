@@ -22,7 +22,7 @@ from kernel_builder.hub import card
 from kernel_builder.hub.content import RemoteFile
 from kernel_builder.hub.packages import HubPackage
 from kernel_builder.hub.partial_download import SMALL, download
-from kernel_builder.hub.remote_repository import RemoteRepository, refuse_redirect
+from kernel_builder.hub.remote_repository import RemoteRepository, package_files
 from kernel_builder.hub.verification import find_revision, signature_here
 from kernel_format.errors import CheckError, PackageError, VariantError
 from kernel_format.files import file_digest, temporary_directory
@@ -154,9 +154,7 @@ def _open(name: str, stack: ExitStack, *, whole: bool, endpoint: str | None) -> 
         repository = RemoteRepository(repo_id, endpoint=endpoint)
         commit, versions = find_revision(repository, revision)
         root = stack.enter_context(temporary_directory())
-        listed = repository.files(commit)
-        refuse_redirect(repository, commit, listed)
-        files = {path: remote for path, remote in listed.items() if path.startswith("build/")}
+        files = package_files(repository, commit)
         if whole:
             repository.download_into(root, commit, files)
             received = sum(remote.size for remote in files.values())

@@ -345,11 +345,12 @@ class RemoteRepository:
         return HubError(f"cannot {action}: {message}", where=where, hint=hint)
 
 
-def refuse_redirect(repository: RemoteRepository, commit: str, files: Mapping[str, RemoteFile]) -> None:
-    """Raise an error with the destination if a revision redirects the client to another repository."""
+def package_files(repository: RemoteRepository, commit: str) -> dict[str, RemoteFile]:
+    """Return the files in `build/`, or raise an error if the revision redirects clients to another repository."""
+    files = repository.files(commit)
     status = files.get(REDIRECT)
     if status is None:
-        return
+        return {path: remote for path, remote in files.items() if path.startswith("build/")}
     where = f"{repository.repo_id}@{commit} on {repository.api.endpoint}"
     data = repository.read_range(commit, REDIRECT, 0, status.size)
     content = toml_file.parse(toml_file.decode(data, f"{where}: {REDIRECT}"), f"{where}: {REDIRECT}")

@@ -16,7 +16,7 @@ from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import this_platform
 from kernel_builder.hub.packages import HubPackage
-from kernel_builder.hub.remote_repository import RemoteRepository
+from kernel_builder.hub.remote_repository import RemoteRepository, package_files
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.steps import buildable
@@ -127,8 +127,7 @@ def verify(
     revision, versions = find_revision(repository, asked)
     with temporary_directory() as temporary:
         root = temporary / "published"
-        files = {path: remote for path, remote in repository.files(revision).items() if path.startswith("build/")}
-        repository.download_into(root, revision, files)
+        repository.download_into(root, revision, package_files(repository, revision))
         packages = sorted(path for path in (root / "build").glob("[!.]*") if path.is_dir())
         if not packages:
             raise VerificationError(
@@ -149,7 +148,9 @@ def find_revision(repository: RemoteRepository, asked: str) -> tuple[str, set[st
     The name of a version is the only version, also as a tag; a commit has the versions of all branches that are at it.
     """
     branches = repository.branches()
-    versions = {name: commit for name, commit in branches.items() if re.fullmatch(r"v\d+", name)}
+    versions = {name: commit for name, commit in branches.items() if re.fullmatch(r"v(0|[1-9][0-9]*)", name)}
+    if twins := [name for name in branches if re.fullmatch(r"v[-+]?[\d_]+", name) and name not in versions]:
+        raise VerificationError(f"some clients read the branch {twins[0]} as a version", where=repository.repo_id)
     if not asked and not versions:
         raise HubError(
             "the kernel does not exist, or has no version",

@@ -97,8 +97,8 @@ class GitRefs:
 
     def create_branch(self, name: str, start: str | None, *, empty: bool, overwrite: bool) -> None:
         """Create a branch at a revision (None: `main`), or an empty one."""
-        full = f"refs/heads/{names.ref_name(name)}"
-        with self.locked():
+        full = f"refs/heads/{names.new_branch(name)}"
+        with self.new.staged(), self.locked():
             old = self.commit_of(full)
             if old is not None and not overwrite:
                 raise conflict(f"Reference already exists: {self._repo_id} has a branch {name!r}")

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pygit2
 import pytest
 import torch
 from huggingface_hub import CommitOperationAdd
@@ -81,6 +82,7 @@ def test_findings_and_changes_of_the_api_decide_the_exit_code(hub: RunningHub, s
     assert run("--allow", "digest")[0] == 0
 
 
+@pytest.mark.attack
 @pytest.mark.skipif("+cpu" not in torch.__version__, reason="needs a Torch for the CPU")
 def test_the_nearest_variant_and_a_redirect_are_named(hub: RunningHub) -> None:
     hub.api().create_repo(SCALE, repo_type="kernel")
@@ -91,8 +93,8 @@ def test_the_nearest_variant_and_a_redirect_are_named(hub: RunningHub) -> None:
         operations = [CommitOperationAdd(path, content)]
         hub.api().create_commit(SCALE, operations, repo_type="kernel", revision="v1", commit_message="Change")
 
-    def printed(code: int) -> str:
-        done = run_builder(hub.environment, "audit", SCALE)
+    def printed(code: int, command: str = "audit") -> str:
+        done = run_builder(hub.environment, command, SCALE)
         assert done.returncode == code, done.stderr
         return done.stdout + done.stderr
 
@@ -101,12 +103,15 @@ def test_the_nearest_variant_and_a_redirect_are_named(hub: RunningHub) -> None:
     commit(f"build/{old}/metadata.json", b"{}")
     assert f"loads here: no; nearest: {old}, which needs Torch 2.{other}" in printed(1)
     commit("kernel-status.toml", b'kind = "redirect"\ndestination = "org/other"\nrevision = "v3"\n')
-    assert "use org/other@v3" in printed(9)
+    assert "use org/other@v3" in printed(9) and "use org/other@v3" in printed(9, "verify")
     resolved = "from huggingface_hub import HfApi; from kernels.status import resolve_status as of; "
     resolved += f"print(*of(HfApi(), {SCALE!r}, 'v1'))"
     command = [sys.executable, "-c", resolved]
     done = subprocess.run(command, env=hub.environment, capture_output=True, text=True, check=False)
     assert done.stdout == "org/other v3\n", done.stderr
+    git = pygit2.Repository(str(hub.root / f"repositories/{SCALE}.git"))
+    git.references.create("refs/heads/v1_0", git.references["refs/heads/main"].target)
+    assert "read the branch v1_0 as a version" in printed(10, "verify")
 
 
 def test_storage_that_the_hub_redirects_to_does_not_get_the_token() -> None:
