@@ -21,7 +21,10 @@ from kernel_format.files import LFS_POINTER
 
 # Without git's list, files of other kinds are not published.
 _KNOWN = re.compile(r"(?s).*\.(pyi?|toml|md|c|cc|cpp|cxx|cuh?|hh?|hpp|hxx|inc|inl|hip|rs|lock)|(LICENSE|NOTICE)[^/]*")
-_PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
+_PRIVATE_KEY = re.compile(  # PEM and PGP, PuTTY, and the start of DER: PKCS #8, RSA, EC
+    rb"(?s)-----BEGIN [A-Z ]*PRIVATE KEY( BLOCK)?-----|PuTTY-User-Key-File-\d"
+    rb"|\A0(?:[\0-\x7f]|\x81.|\x82..)\x02\x01[\0\x01][\x02\x040]"
+)
 LARGEST_SOURCE = 10 << 20
 
 
@@ -50,8 +53,8 @@ def published_files(root: Path, *, largest: int = LARGEST_SOURCE) -> dict[str, C
     check_names(root, files)
     for name, content in files.items():
         with (root / name).open("rb") as file:
-            start = file.read(4096)
-        is_key = _PRIVATE_KEY.search(start)
+            start = file.read(LARGEST_SOURCE)
+        is_key = _PRIVATE_KEY.search(start) or _PRIVATE_KEY.search(start.replace(b"\0", b""))  # in UTF-16
         if start.startswith(LFS_POINTER):
             raise ConfigError(
                 "is a pointer of git-lfs, and not the file's content", where=str(root / name), hint="run `git lfs pull`"
@@ -110,15 +113,15 @@ def _listed(root: Path, directory: Path, name: PurePosixPath, above: tuple[Path,
 
 
 def _known(directory: Path) -> Iterator[str]:
-    """Yield the sources and texts in a directory that its `.gitignore` does not exclude."""
-    rules = directory / ".gitignore"
-    lines = rules.read_text(encoding="utf-8", errors="replace").splitlines() if rules.is_file() else []
-    ignored = GitIgnoreSpec.from_lines(lines)
+    """Yield the sources and texts in a directory that no `.gitignore` excludes."""
+    texts = [path for path in directory.rglob(".gitignore") if path.is_file()]
+    rules = {path.parent: GitIgnoreSpec.from_lines(path.read_text("utf-8", "replace").splitlines()) for path in texts}
     environments = {path.parent for path in directory.rglob("pyvenv.cfg")}
     for path in directory.rglob("*"):
         name = path.relative_to(directory).as_posix()
         is_known = _KNOWN.fullmatch(name) or (path.is_symlink() and path.is_dir())
-        if is_known and not ignored.match_file(name) and environments.isdisjoint(path.parents):
+        ignored = any(rules[top].match_file(path.relative_to(top)) for top in path.parents if top in rules)
+        if is_known and not ignored and environments.isdisjoint(path.parents):
             yield name
 
 

@@ -187,7 +187,17 @@ def test_gitignore_limits_what_is_published_without_git(
 ) -> None:
     kernel = repository / "kernel"
     (kernel / ".gitignore").write_text("secret*\n/data/\n")
-    ignored = ("secret.txt", "secret.py", "data/x.py", "venv/pyvenv.cfg", "venv/lib/x.py", "weights.bin")
+    (kernel / "sub").mkdir()
+    (kernel / "sub/.gitignore").write_text("key.toml\n")
+    ignored = (
+        "secret.txt",
+        "secret.py",
+        "data/x.py",
+        "sub/key.toml",
+        "venv/pyvenv.cfg",
+        "venv/lib/x.py",
+        "weights.bin",
+    )
     for name in (*ignored, "csrc/b.cu"):
         (kernel / name).parent.mkdir(parents=True, exist_ok=True)
         (kernel / name).write_text("x")
@@ -200,6 +210,10 @@ def test_gitignore_limits_what_is_published_without_git(
     assert with_marks(kernel, published_files(kernel)) == ["csrc/b.cu"]
     for content, message in (
         (b"-----BEGIN OPENSSH PRIVATE KEY-----\n", "is a private key"),
+        (bytes(5000) + b"-----BEGIN PGP PRIVATE KEY BLOCK-----\n", "is a private key"),
+        ("-----BEGIN EC PRIVATE KEY-----".encode("utf-16"), "is a private key"),
+        (b"PuTTY-User-Key-File-3: ssh-ed25519\n", "is a private key"),
+        (b"0\x82\x04\xbe\x02\x01\x000\r\x06\t*", "is a private key"),
         (LFS_POINTER + b"v1\n", "is a pointer of git-lfs"),
         (bytes(11 << 20), "sources have at most"),
     ):
