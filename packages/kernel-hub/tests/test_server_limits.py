@@ -323,6 +323,7 @@ COSTLY_CARDS = {
     "open elements": "<blockquote>" * 2700,
     "images": "![" * 16_000,
     "ampersands": "&a;" * 10_000,
+    "unclosed tags": "<div><p>" + "".join(f"<b id={n}>" for n in range(1250)) + "<p>x" * 3500,
 }
 
 

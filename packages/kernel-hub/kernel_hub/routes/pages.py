@@ -47,6 +47,7 @@ CARD_HTML_CHARACTERS = 128 << 10
 # Generated sections of a card, of which the page has its own.
 _SHOWN_ABOVE = re.compile(r"^## (Use|Variants)\n.*?(?=^## |\Z)", re.M | re.S)
 _MARKDOWN = pyromark.Options.ENABLE_TABLES | pyromark.Options.ENABLE_STRIKETHROUGH
+_TAG = re.compile(rb"<!--.*?(-->|\Z)|<[^>]*>?", re.S)
 PAGE = 50
 _PASSWORD = 'Basic realm="Hub", charset="UTF-8"'
 
@@ -198,10 +199,24 @@ def _page(request: Request, template: str, **values: Any) -> HTMLResponse:
     )
 
 
+def _without_html(source: str) -> str:
+    """Remove the tags and comments of raw HTML: a parser opens an unclosed `<b>` again in every later paragraph."""
+    for _ in range(5):  # the remainder of a tag may be read as another
+        events = pyromark.events_with_range(source, options=_MARKDOWN)
+        raw = [place for event, place in events if event == {"Start": "HtmlBlock"} or "InlineHtml" in event]
+        if not raw:
+            return source
+        data = source.encode()
+        for place in reversed(raw):
+            data = data[: place["start"]] + _TAG.sub(b"", data[place["start"] : place["end"]]) + data[place["end"] :]
+        source = data.decode()
+    return "The [card](README.md) has HTML that is not shown here."
+
+
 @lru_cache(maxsize=32)
 def _clean_html(source: str, base: str) -> str:
     """Render a card as sanitized HTML, with relative addresses resolved against `base`."""
-    html = pyromark.html(source, options=_MARKDOWN)
+    html = pyromark.html(_without_html(source), options=_MARKDOWN)
     if len(html) > CARD_HTML_CHARACTERS:
         return f'<p>The <a href="{base}README.md">card</a> is too large to show here.</p>'
     return nh3.clean(
