@@ -67,7 +67,7 @@ def collect(hub: Hub, *, unused_seconds: float, dry_run: bool = False, now: floa
         released |= markers
         for marker in sorted(markers):
             yield Freed(f"{repo_id}: large file {marker.name}", "no branch, tag or pull request has it", 0)
-        size = _pack(repository.path, before, dry_run)
+        size = _pack(repository, before, dry_run)
         if size > 0:
             yield Freed(f"{repo_id}: git objects", "no branch, tag or pull request has them", size)
         if not dry_run:
@@ -117,8 +117,9 @@ def _unowned_large_files(
     return freed
 
 
-def _pack(path: Path, before: float, dry_run: bool) -> int:
+def _pack(repository: GitRepository, before: float, dry_run: bool) -> int:
     """Pack a repository and drop objects from before a time that no ref reaches; return the freed bytes."""
+    path = repository.path
     git = partial(run_git, "-C", str(path), seconds=_GIT_SECONDS)  # a failure changes nothing
     expire = f"@{int(before)}"
     if dry_run:
@@ -126,5 +127,7 @@ def _pack(path: Path, before: float, dry_run: bool) -> int:
         loose = [path / "objects" / oid[:2] / oid[2:] for oid in listed if len(oid) == 40]
         return sum(file.stat().st_size for file in loose if file.is_file())
     size = object_bytes(path)
-    git("gc", "--quiet", f"--prune={expire}")
+    git("-c", "gc.cruftPacks=false", "gc", "--quiet", "--no-prune")
+    with suppress(Refusal), repository_lock(path, repository.repo_id):  # else a commit could be pruned before its ref
+        git("prune", f"--expire={expire}")
     return size - object_bytes(path)

@@ -23,6 +23,7 @@ from kernel_builder.cli import main
 from kernel_format.errors import HubError
 from kernel_hub import repair
 from kernel_hub.hub_service import Hub
+from kernel_hub.retention import collect
 from kernel_hub.settings import Settings
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, write_kernel
@@ -58,6 +59,7 @@ def test_nothing_is_lost_beside_git_gc(hub: RunningHub) -> None:
     def repairs() -> None:
         while not stop.is_set():
             assert not list(repair.find_defects(Hub(Settings(hub.root))))
+            list(collect(Hub(Settings(hub.root)), unused_seconds=0))
 
     jobs = [(commits, "a"), (commits, "b"), (packs, "pack-refs", "--all", "--prune"), (packs, "repack", "-adq")]
     with ThreadPoolExecutor(6) as at_once:
