@@ -12,8 +12,8 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -103,9 +103,9 @@ class Caller:
 class AnyToken:
     """Accepts any token for writing. Used without a token file, when the server listens on loopback only."""
 
-    def caller(self, token: str | None) -> Caller:
+    def caller(self, token: str) -> Caller:
         """Return the caller who sends this token."""
-        return self.caller_by_key("any") if token else Caller()
+        return self.caller_by_key("any")
 
     def user(self, proxy_token: str, user: str, groups: str) -> Caller:
         """Refuse the token of a proxy: there is none."""
@@ -145,10 +145,8 @@ class TokenFile:
             self._stamp = stamp
         return self._tokens
 
-    def caller(self, token: str | None) -> Caller:
+    def caller(self, token: str) -> Caller:
         """Return the caller who sends this token, or raise a refusal if the token is unknown or has expired."""
-        if not token:
-            return Caller()
         return self._matching(token, of_proxy=False).caller()
 
     def user(self, proxy_token: str, user: str, groups: str) -> Caller:
@@ -201,12 +199,10 @@ def _read(path: Path) -> tuple[Token, ...]:
         raise ConfigError(message, where=str(path)) from error
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> AbstractContextManager[None]:
     """Hold the lock of a token file while it is read, changed and written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path.with_name(f".{path.name}.lock")):
-        yield
+    return locked(path.with_name(f".{path.name}.lock"))
 
 
 def _write(path: Path, tokens: tuple[Token, ...]) -> None:
@@ -224,21 +220,17 @@ def parse_end(text: str) -> int:
     Raises:
         ConfigError: If the text is neither, or the time has passed.
     """
-    try:
-        end: int | None
-        if days := re.fullmatch(r"(\d{1,5})d", text):
-            end = int(time.time()) + int(days[1]) * 86400
-        else:
-            end = int(datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=timezone.utc).timestamp())
-    except ValueError:
-        end = None
-    if end is None or end <= time.time():
+    days = re.fullmatch(r"(\d{1,5})d", text)
+    end = time.time() + int(days[1]) * 86400 if days else 0
+    with suppress(ValueError):
+        end = end or datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=timezone.utc).timestamp()
+    if end <= time.time():
         raise ConfigError(
             f"expected a day to come or a number of days, not {text!r}",
             where="--expires",
             hint="--expires 2030-01-31, or --expires 90d",
         )
-    return end
+    return int(end)
 
 
 def add(

@@ -129,10 +129,8 @@ class GitRefs:
                     f"object {commit}\ntype commit\ntag {name}\n"
                     f"tagger {one_line(author)} <{one_line(author)}@hub> {int(time.time())} +0000\n\n{message}\n"
                 )
-                tag = retry_reading(lambda: self._git.odb.write(ObjectType.TAG, text.encode()))
-                self.move(full, str(tag), None)
-            else:
-                self.move(full, commit, None)
+                commit = str(retry_reading(lambda: self._git.odb.write(ObjectType.TAG, text.encode())))
+            self.move(full, commit, None)
 
     def delete_tag(self, name: str) -> None:
         """Delete a tag."""

@@ -37,8 +37,6 @@ class RepositoryStore:
     def open(self, repo_id: str) -> GitRepository:
         """Open a repository, without a check of permissions, or raise a refusal if there is none."""
         path = self._path(repo_id)
-        if not path.is_dir():
-            raise no_repository(repo_id)
         try:
             return GitRepository(repo_id, path, self._index.changing, self._index.grow, self._staging)
         except pygit2.GitError:

@@ -62,7 +62,7 @@ async def repo_of(organization: str, name: str) -> str:
     return names.repo_id(unquote(organization), unquote(name))
 
 
-async def revision_of(revision: str) -> str:
+async def revision_of(revision: str = "main") -> str:
     """Return the revision in the address."""
     return unquote(revision)
 
@@ -107,15 +107,6 @@ def parsed(body: bytes, adapter: TypeAdapter[Parsed]) -> Parsed:
         raise invalid(error) from None
 
 
-class _JsonRequest(Request):
-    def __init__(self, request: Request, adapter: TypeAdapter[Any]) -> None:
-        super().__init__(request.scope, request.receive)
-        self._adapter = adapter
-
-    async def json(self) -> Any:
-        return await to_thread.run_sync(parsed, await self.body(), self._adapter)
-
-
 class JsonRoute(APIRoute):
     """A route whose parameter `body` is read from JSON. FastAPI alone parses and validates bodies in the event loop."""
 
@@ -124,10 +115,14 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
-        adapter = TypeAdapter(self.body_field.field_info.annotation)
+        adapter: TypeAdapter[Any] = TypeAdapter(self.body_field.field_info.annotation or object)
+
+        class JsonRequest(Request):
+            async def json(self) -> Any:
+                return await to_thread.run_sync(parsed, await self.body(), adapter)
 
         async def handle_json(request: Request) -> Response:
-            return await handle(_JsonRequest(request, adapter))
+            return await handle(JsonRequest(request.scope, request.receive))
 
         return handle_json
 

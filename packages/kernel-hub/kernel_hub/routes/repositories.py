@@ -35,11 +35,20 @@ class OldRepository(Body):
     type: str = "model"
 
 
-class NewRepository(OldRepository):
-    """The body of `create_repo`."""
+class RepositorySettings(Body):
+    """The body of `update_repo_settings`."""
 
     private: StrictBool | None = None
     visibility: Literal["public", "private"] | None = None
+
+    @property
+    def is_private(self) -> bool | None:
+        """Whether the repository shall be private. None: not stated."""
+        return self.visibility == "private" if self.visibility else self.private
+
+
+class NewRepository(OldRepository, RepositorySettings):
+    """The body of `create_repo`."""
 
 
 class MovedRepository(Body):
@@ -48,13 +57,6 @@ class MovedRepository(Body):
     from_repo: str = Field(alias="fromRepo")
     to_repo: str = Field(alias="toRepo")
     type: str = "model"
-
-
-class RepositorySettings(Body):
-    """The body of `update_repo_settings`."""
-
-    private: StrictBool | None = None
-    visibility: Literal["public", "private"] | None = None
 
 
 @router.post("/api/repos/create")
@@ -68,9 +70,8 @@ def create_repository(body: NewRepository, request: Request, hub: TheHub, caller
     hub.must_write(repo_id, caller)
     hub.allowances.check(BLOCK)
     url = f"{base_url(request)}/kernels/{repo_id}"
-    private = body.visibility == "private" if body.visibility else bool(body.private)
     try:
-        hub.repositories.create(repo_id, private=private, author=caller.name)
+        hub.repositories.create(repo_id, private=bool(body.is_private), author=caller.name)
     except Refusal as refusal:  # it exists; clients with exist_ok=True read the address
         refusal.url = url
         raise
@@ -102,11 +103,10 @@ def move_repository(body: MovedRepository, request: Request, hub: TheHub, caller
 @router.put("/api/kernels/{organization}/{name}/settings")
 def change_settings(repo_id: RepoId, body: RepositorySettings, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
     """Make a repository private or public."""
-    private = body.visibility == "private" if body.visibility else body.private
-    if private is None:
+    if body.is_private is None:
         raise bad_request("expected 'private' or 'visibility'")
-    hub.set_private(repo_id, caller, private)
-    return {"private": private}
+    hub.set_private(repo_id, caller, body.is_private)
+    return {"private": body.is_private}
 
 
 def _info(repo_id: str, commit: str, modified: int, private: bool) -> dict[str, Any]:
@@ -145,16 +145,11 @@ def list_kernels(
     return answer
 
 
-@router.get("/api/kernels/{organization}/{name}")
-@router.get("/api/models/{organization}/{name}")
-def kernel_info(repo_id: RepoId, hub: TheHub, caller: TheCaller) -> dict[str, Any]:
-    """Describe a kernel at `main`."""
-    return kernel_info_at(repo_id, "main", hub, caller)
-
-
+@router.get("/api/kernels/{organization}/{name}", operation_id="kernel_info_at_main")
+@router.get("/api/models/{organization}/{name}", operation_id="model_info_at_main")
 @router.get("/api/kernels/{organization}/{name}/revision/{revision}")
 @router.get("/api/models/{organization}/{name}/revision/{revision}")
-def kernel_info_at(repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller) -> dict[str, Any]:
+def kernel_info(repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller) -> dict[str, Any]:
     """Describe a kernel at a revision, without its files: clients of some versions would take them for objects."""
     repository = hub.to_read(repo_id, caller)
     commit = repository.refs.resolve(revision)

@@ -6,6 +6,7 @@ kernels; they do not write.
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 from urllib.parse import parse_qs
 
@@ -80,19 +81,16 @@ class _Paths(Body):
     paths: Annotated[list[str], Field(max_length=TREE_PAGE)]
 
 
-_PATHS_OF_JSON = TypeAdapter(_Paths)
-
-
 def _paths(body: bytes, is_json: bool) -> list[str]:
     """Parse the field `paths` of JSON or a form."""
-    if is_json:
-        return parsed(body, _PATHS_OF_JSON).paths
     try:
-        return _Paths(paths=parse_qs(body.decode(), max_num_fields=2 * TREE_PAGE).get("paths", [])).paths
-    except ValueError:  # also pydantic's
-        raise bad_request(f"expected JSON or a form, with at most {TREE_PAGE} 'paths'") from None
+        form = {} if is_json else {"paths": [], **parse_qs(body.decode(), max_num_fields=2 * TREE_PAGE)}
+    except ValueError:
+        raise bad_request(f"expected JSON, or a form of at most {2 * TREE_PAGE} fields, with 'paths'") from None
+    return parsed(body if is_json else json.dumps(form).encode(), _PATHS_OF_JSON).paths
 
 
+_PATHS_OF_JSON = TypeAdapter(_Paths)
 _PATHS: dict[str, Any] = {
     "requestBody": {"content": {"application/x-www-form-urlencoded": {"schema": {"type": "object"}}}}
 }
