@@ -160,14 +160,8 @@ def _open(name: str, stack: ExitStack, *, whole: bool, endpoint: str | None) -> 
             received = sum(remote.size for remote in files.values())
         else:
             received = download(repository, commit, files, root)
-        opened = _Opened(
-            f"{repo_id}@{commit}",
-            _packages(root / "build"),
-            received,
-            repository,
-            None if whole else files,
-            versions,
-        )
+        packages, elsewhere = _packages(root / "build"), None if whole else files
+        opened = _Opened(f"{repo_id}@{commit}", packages, received, repository, elsewhere, versions)
     if not opened.packages:
         raise CheckError(
             "there are no packages: expected a directory build with one directory for each variant",

@@ -16,25 +16,29 @@ from kernel_hub.refusals import bad_request, no_entry
 class Folder:
     """A folder that is being changed. Its entries are read when one of them is first needed."""
 
-    def __init__(self, git: pygit2.Repository, oid: pygit2.Oid | None) -> None:
+    def __init__(self, git: pygit2.Repository, oid: pygit2.Oid | None = None) -> None:
         self._git = git
+        self._unread = oid
         self.files: dict[str, tuple[pygit2.Oid, FileMode]] = {}
         self.folders: dict[str, Folder] = {}
         self.added: set[str] = set()
-        if oid is not None:
-            for item in peeled(git, oid, pygit2.Tree):
+
+    def read(self) -> Folder:
+        """Return this folder, ready to be changed."""
+        if self._unread is not None:
+            for item in peeled(self._git, self._unread, pygit2.Tree):
                 assert item.name is not None
                 if isinstance(item, pygit2.Tree):
-                    self.folders[item.name] = _Unread(git, item.id)
+                    self.folders[item.name] = Folder(self._git, item.id)
                 else:
                     self.files[item.name] = (item.id, FileMode(item.filemode))
+            self._unread = None
+        return self
 
     def child(self, name: str) -> Folder | None:
-        """Return a folder in this one, read and ready to be changed, or None if there is none."""
+        """Return a folder in this one, or None if there is none."""
         folder = self.folders.get(name)
-        if isinstance(folder, _Unread):
-            folder = self.folders[name] = Folder(self._git, folder.oid)
-        return folder
+        return None if folder is None else folder.read()
 
     def below(self, parts: Sequence[str]) -> Folder | None:
         """Return a folder at any depth, or None if there is none."""
@@ -49,7 +53,7 @@ class Folder:
         for name in parts:
             child = folder.child(name)
             if child is None:
-                child = folder.folders[name] = Folder(self._git, None)
+                child = folder.folders[name] = Folder(self._git)
                 folder.added.add(name)
             folder = child
         return folder
@@ -57,10 +61,12 @@ class Folder:
     @property
     def has_files(self) -> bool:
         """Whether there is a file in this folder, at any depth."""
-        return bool(self.files) or any(folder.has_files for folder in self.folders.values())
+        return self._unread is not None or bool(self.files) or any(folder.has_files for folder in self.folders.values())
 
     def check(self, path: str = "") -> None:
         """Remove folders without files, and refuse names that exclude each other."""
+        if self._unread is not None:
+            return
         self.folders = {name: folder for name, folder in self.folders.items() if folder.has_files}
         for name, folder in self.folders.items():
             if name in self.files:
@@ -75,6 +81,8 @@ class Folder:
 
     def write(self) -> pygit2.Oid:
         """Write the checked tree, and return its id. Its blobs exist."""
+        if self._unread is not None:
+            return self._unread
         entries = [(name, oid, mode) for name, (oid, mode) in self.files.items()]
         entries += [(name, folder.write(), FileMode.TREE) for name, folder in self.folders.items()]
 
@@ -87,31 +95,13 @@ class Folder:
         return retry_reading(write)
 
 
-class _Unread(Folder):
-    """An unchanged folder of the old tree."""
-
-    def __init__(self, git: pygit2.Repository, oid: pygit2.Oid) -> None:
-        super().__init__(git, None)
-        self.oid = oid
-
-    @property
-    def has_files(self) -> bool:
-        return True
-
-    def check(self, path: str = "") -> None:
-        pass
-
-    def write(self) -> pygit2.Oid:
-        return self.oid
-
-
 def changed_tree(git: pygit2.Repository, base: str, changes: Sequence[FileChange]) -> Folder:
     """Apply changes to the tree of a commit, and return the new tree, of which nothing is written yet.
 
     Raises:
         Refusal: If a change cannot be made: it deletes a missing file, or a file would be a folder as well.
     """
-    root = Folder(git, peeled(git, base, pygit2.Tree).id)
+    root = Folder(git, peeled(git, base, pygit2.Tree).id).read()
     for change in changes:
         path = names.path(change.path.rstrip("/"))
         *parents, name = path.split("/")

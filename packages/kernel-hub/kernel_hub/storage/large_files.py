@@ -45,12 +45,9 @@ class IncomingFile:
 
     def check(self, sha256: str, size: int) -> None:
         """Compare the sealed file with the announced digest and size, or raise a refusal if they differ."""
-        if self.size != size:
-            raise bad_request(f"received {self.size} of the announced {size} bytes for {sha256}; nothing was stored")
-        if self.sha256 != sha256:
-            raise bad_request(
-                f"the received bytes have the SHA-256 {self.sha256}, not the announced {sha256}; nothing was stored"
-            )
+        if (self.size, self.sha256) != (size, sha256):
+            announced = f"not the announced {size} bytes with {sha256}"
+            raise bad_request(f"received {self.size} bytes with the SHA-256 {self.sha256}, {announced}")
 
 
 class LargeFiles:
