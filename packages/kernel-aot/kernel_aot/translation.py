@@ -12,6 +12,7 @@ from kernel_aot.language import CompiledKernel, Language
 from kernel_aot.ops import Op, variants
 from kernel_aot.syntax import read_functions
 from kernel_aot.triton import TRITON
+from kernel_format.errors import ConfigError
 
 _HEADERS = Path(__file__).with_name("headers")
 _LANGUAGES: Mapping[str, Language[Any]] = {"triton": TRITON, "cute-dsl": CUTE_DSL}
@@ -59,5 +60,11 @@ def sources(
     code["binding.cpp"] = cpp_code.binding(project, ops)
     remaining = iter(kernels)
     for op in ops:
+        if {f"{op.name}.cpp", f"{op.name}_cubins.cpp"} & code.keys():
+            raise ConfigError(
+                "another op has a source of the same name, or the registration",
+                where=f"{root / 'aot.toml'}: [op.{op.name}]",
+                hint="rename the op and its launch function",
+            )
         code |= used.sources(op, [next(remaining) for _ in variants(op)], source.as_posix(), tables)
     return {source.as_posix(): module, **{f"aot/{name}": text for name, text in code.items()}}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_aot import Op, expressions, python_code, read_ops, select_language, variants
+from kernel_aot import Op, expressions, python_code, read_ops, select_language, sources, variants
 from kernel_aot.images import Cubin
 from kernel_builder import toml_file
 from kernel_builder.config import aot_toml
@@ -163,3 +163,21 @@ def test_expressions_have_the_same_meaning_in_cpp(text: str, cpp: str, kind: str
     scope = {"x": "Tensor", "n": "int", "flag": "bool", "scale": "float"}
     made = expressions.translate(text, scope, "aot.toml")
     assert (made.cpp, made.kind, made.python) == (cpp, kind, text)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("attack", MISTAKES["attack"], ids=lambda attack: attack["message"])
+def test_texts_of_aot_toml_do_not_reach_the_generated_code(tmp_path: Path, attack: Mapping[str, str]) -> None:
+    """As names they would be paths, which the builder writes outside of the sandbox."""
+    with pytest.raises(ConfigError) as caught:
+        ops_of(project(tmp_path, AOT.replace(attack["old"], attack["new"])))
+    assert attack["message"] in str(caught.value)
+    assert attack["where"] in str(caught.value.where)
+
+
+@pytest.mark.attack
+def test_two_ops_cannot_have_one_source(tmp_path: Path) -> None:
+    made = project(tmp_path, AOT.replace("scale]", "binding]"), KERNELS.replace("def scale(", "def binding("))
+    tables = aot_toml.read(made.root)
+    with pytest.raises(ConfigError, match="source of the same name"):
+        sources(made.root, tables, "scale", read_ops(made.root, tables), [[]] * 12)
