@@ -165,3 +165,16 @@ def test_the_generated_project_is_shown(built: Path, tmp_path: Path) -> None:
     assert len((shown / "aot/scale.cpp").read_text().splitlines()) <= 200
     assert AOT.splitlines()[0] not in (shown / "build.toml").read_text()
     assert CliRunner().invoke(main, ["check-config", str(shown)]).exit_code == 0
+
+
+@pytest.mark.attack
+def test_a_directory_of_another_name_is_in_the_package(built: Path, tmp_path: Path) -> None:
+    """The cache has the generated project of the same files in another directory."""
+    root = tmp_path / "moved"
+    shutil.copytree(built, root, ignore=shutil.ignore_patterns("build"))
+    for place in ("before", "after"):
+        (root / "torch-ext/scale" / place).mkdir()
+        (root / "torch-ext/scale" / place / "util.py").write_text("")
+        build(root)
+        assert (root / "build" / CUDA / place / "util.py").is_file()
+        shutil.rmtree(root / "torch-ext/scale" / place)
