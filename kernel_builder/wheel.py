@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from kernel_builder.checks.findings import OLDEST_MANYLINUX
 from kernel_builder.config.project import Project, TvmFfi, distribution_name
-from kernel_builder.config.project_files import read_project
+from kernel_builder.config.project_files import own_directory, read_project
 from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi, Variant
 from kernel_builder.hub import card, packages
 from kernel_builder.hub.packages import HubPackage
@@ -87,6 +87,7 @@ def write_wheels(
             where=str(config),
             hint="publish it to a Hub: `kernel-builder upload`",
         )
+    out = out or own_directory(project.root, "dist")
     name = _name(name or project.name)  # before the checks, which take longer
     version = _version(project, version or f"{project.version}.0")
     checked = packages.without_untested(
@@ -99,7 +100,6 @@ def write_wheels(
     text = card.source_text(project)
     # All metadata first, so that invalid metadata leaves no wheel behind.
     wheels = [(metadata(project, platforms[key], text, name, version), key) for key in sorted(platforms)]
-    out = out or project.root / "dist"
     out.mkdir(parents=True, exist_ok=True)
     written = []
     for about, platform in wheels:

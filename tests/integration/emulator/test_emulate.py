@@ -68,3 +68,10 @@ def test_projects_without_kernels_to_emulate_are_refused(tmp_path: Path) -> None
     ):
         done = emulated(*arguments)
         assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.attack
+def test_no_device_of_a_project_is_copied(tmp_path: Path) -> None:
+    assert CliRunner().invoke(main, ["init", str(tmp_path / "relu"), "--name", "o/relu"]).exit_code == 0
+    (tmp_path / "relu/zero").symlink_to("/dev/zero")
+    assert "is not a file: a pipe, a socket, a device" in emulated(tmp_path / "relu").stderr

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from kernel_builder import toml_file
+from kernel_builder.cli import main
 from kernel_builder.config.project import TorchFramework
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release
@@ -184,3 +186,26 @@ def test_names_that_the_builder_uses_are_reserved(home: Path, name: str) -> None
     file.touch()
     error = mistake(home, MINIMAL.replace("[torch]", '[torch]\npyext = ["py", "json", "pyc"]'))
     assert error.where == str(home / "torch-ext/my_relu" / name.partition("/")[0])
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("command", "link"), [("build", "build"), ("wheel", "dist"), ("sign", "build"), ("sign", "build/torch-cpu")]
+)
+def test_no_command_writes_through_a_link_of_the_project(home: Path, tmp_path: Path, command: str, link: str) -> None:
+    (home / "build.toml").write_text(MINIMAL)
+    (tmp_path / "other").mkdir()
+    (home / link).parent.mkdir(exist_ok=True)
+    (home / link).symlink_to(tmp_path / "other")
+    done = CliRunner().invoke(main, [command, str(home)])
+    assert (done.exit_code, done.stderr.count("is a symbolic link")) == (ConfigError.exit_code, 1), done.output
+    assert not any((tmp_path / "other").iterdir())
+
+
+@pytest.mark.attack
+def test_links_between_directories_are_not_followed_without_end(home: Path) -> None:
+    for name, other in ("ab", "ba"):
+        (home / "torch-ext/my_relu" / name).mkdir()
+        for number in range(2):
+            (home / f"torch-ext/my_relu/{name}/{number}").symlink_to(f"../{other}")
+    assert "remove links between directories" in str(mistake(home).hint)
