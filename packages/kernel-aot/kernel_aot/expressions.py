@@ -57,13 +57,10 @@ def translate(text: str | int, scope: Mapping[str, str], where: str) -> Expressi
     """
     tree = parse(text, where)
     translator = _Translator(scope, where)
+    cpp, kind = translator.of(tree)
     sides = []
-    try:
-        cpp, kind = translator.of(tree)
-        if isinstance(tree, ast.Compare) and len(tree.ops) == 1:
-            sides = [translator.of(side) for side in (tree.left, tree.comparators[0])]
-    except RecursionError as error:
-        raise ConfigError("an expression is nested too deeply", where=where, hint="write a shorter one") from error
+    if isinstance(tree, ast.Compare) and len(tree.ops) == 1:
+        sides = [translator.of(side) for side in (tree.left, tree.comparators[0])]
     shown = tuple(side for side, _ in sides) if all(kind == "int" for _, kind in sides) else ()
     return Expression(" ".join(str(text).split()), cpp[1:-1] if cpp.startswith("(") else cpp, kind, shown)
 

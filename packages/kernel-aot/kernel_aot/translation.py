@@ -10,7 +10,7 @@ from kernel_aot import cpp_code, python_code
 from kernel_aot.cute_code import CUTE_DSL
 from kernel_aot.language import CompiledKernel, Language
 from kernel_aot.ops import Op, variants
-from kernel_aot.syntax import read_functions
+from kernel_aot.syntax import limited, read_functions
 from kernel_aot.triton import TRITON
 from kernel_format.errors import ConfigError
 
@@ -36,7 +36,8 @@ def read_ops(root: Path, tables: Mapping[str, Any]) -> tuple[Op, ...]:
     source = root / tables["source"]
     functions = read_functions(source)
     read = select_language(tables).reader
-    return tuple(read(root / "aot.toml", source, functions, name, op).read() for name, op in tables["op"].items())
+    with limited(str(source)):
+        return tuple(read(root / "aot.toml", source, functions, name, op).read() for name, op in tables["op"].items())
 
 
 def sources(
@@ -53,9 +54,9 @@ def sources(
     """
     used = select_language(tables)
     source = Path(tables["source"])
-    module = python_code.module(
-        ops, (root / source).read_text(encoding="utf-8"), source.as_posix(), len(source.parts) - 2
-    )
+    text = (root / source).read_text(encoding="utf-8")
+    with limited(str(root / source)):
+        module = python_code.module(ops, text, source.as_posix(), len(source.parts) - 2)
     code = {name: (_HEADERS / name).read_text(encoding="utf-8") for name in used.headers}
     code["binding.cpp"] = cpp_code.binding(project, ops)
     remaining = iter(kernels)

@@ -3,11 +3,12 @@
 import json
 import re
 import textwrap
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from kernel_aot import read_launch_function
+from kernel_aot import read_launch_function, read_ops
 from kernel_builder import toml_file
 from kernel_format.errors import ConfigError
 
@@ -90,3 +91,24 @@ def test_parameters_have_types_of_schemas(tmp_path, parameters, message):
 def test_a_missing_function_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="has no function launch, which"):
         read(tmp_path, "def lunch(): pass")
+
+
+CALLS = "\n@triton.jit\ndef f{0}(x_ptr):\n    f{1}(x_ptr)\n    f{1}(x_ptr)\n"
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("kernels", "message"),
+    [
+        ("".join(CALLS.format(number, number + 1) for number in range(40)), None),
+        (CALLS.format(0, 1) + CALLS.format(1, 0), None),
+        ("".join(CALLS.format(number, number + 1) for number in range(2000)), "is too complex"),
+        (f"N = {'1+' * 20_000}1", "is not Python"),
+        (f"def op(x: torch.Tensor, n: int = 0x{'f' * 6000}) -> None:\n    f0[(1,)](x)\n", "is too complex"),
+    ],
+)
+def test_no_module_stops_its_reader(tmp_path: Path, kernels: str, message: str | None) -> None:
+    op = "@triton.jit\ndef f0(x_ptr):\n    pass\ndef op(x: torch.Tensor) -> None:\n    f0[(1,)](x)\n"
+    (tmp_path / "kernels.py").write_text(op + kernels)
+    with pytest.raises(ConfigError, match=message) if message else nullcontext():
+        read_ops(tmp_path, {"source": "kernels.py", "op": {"op": {"kernel": "f0", "dtypes": ["float32"]}}})
