@@ -37,6 +37,8 @@ def read(root: Path) -> dict[str, Any]:
     for name, table in document.get("op", {}).items():
         for key in table.keys() & SCHEMA["properties"].keys() if isinstance(table, dict) else ():
             raise ConfigError("is a key of the file", where=f"{path}: [op.{name}] {key}", hint="write it above [op]")
+    if document.get("op") == {}:
+        raise ConfigError("has no op", where=f"{path}: [op]", hint="add a table [op.NAME] for each launch function")
     tables: dict[str, Any] = _READER.read(document, SCHEMA, TomlPlace(str(path)))
     return tables
 

@@ -176,6 +176,16 @@ def test_texts_of_aot_toml_do_not_reach_the_generated_code(tmp_path: Path, attac
 
 
 @pytest.mark.attack
+@pytest.mark.parametrize("doc", ['ends in "', 'a """;run(); """', r"a \N, and \ at its end\ "])
+def test_a_docstring_of_the_author_stays_one(tmp_path: Path, doc: str) -> None:
+    text = KERNELS.replace('"""Return x * factor."""', f"r'''{doc}'''")
+    (op,) = ops_of(project(tmp_path, kernels=text))
+    functions = ast.parse(python_code.module([op], text, "kernels.py", 1)).body
+    (scale,) = (node for node in functions if isinstance(node, ast.FunctionDef) and node.name == "scale")
+    assert str(ast.get_docstring(scale)).strip() == doc.replace('"""', "'''").strip()
+
+
+@pytest.mark.attack
 def test_two_ops_cannot_have_one_source(tmp_path: Path) -> None:
     made = project(tmp_path, AOT.replace("scale]", "binding]"), KERNELS.replace("def scale(", "def binding("))
     tables = aot_toml.read(made.root)
