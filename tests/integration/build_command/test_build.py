@@ -29,25 +29,10 @@ from tests.integration.build_command.conftest import (
     run_python,
     untouched,
 )
-from tests.support.places import CPU, CUDA
+from tests.support.places import CPU, CUDA, SOURCES
 
-LOAD_AS_OLD_CLIENTS_DO = """
-import importlib.util, sys, torch
-spec = importlib.util.spec_from_file_location("any_name", sys.argv[1])
-module = importlib.util.module_from_spec(spec)
-sys.modules["any_name"] = module
-spec.loader.exec_module(module)
-print(module.scaled(torch.tensor([3.0]), 2.0).tolist())
-"""
-
-
-LOAD_TWO = """
-import sys, torch
-from pathlib import Path
-from kernels import get_local_kernel
-one, two = (get_local_kernel(Path(path)) for path in sys.argv[1:])
-print(one.scaled(torch.ones(1), 2.0).item(), two.scaled(torch.ones(1), 2.0).item())
-"""
+LOAD_AS_OLD_CLIENTS_DO = SOURCES["load_as_old_clients_do"]
+LOAD_TWO = SOURCES["load_two"]
 
 
 def test_stable_abi_project(copy_project: Copy, kernel_builder: Run) -> None:

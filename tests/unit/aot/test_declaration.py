@@ -16,41 +16,12 @@ from kernel_builder.config import aot_toml
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_format.errors import ConfigError
+from tests.support.places import SOURCES
 
 MISTAKES = toml_file.read(Path(__file__).with_name("mistakes.toml"))
-BUILD = """[general]
-name = "scale"
-version = 1
-edition = 6
-license = "apache-2.0"
-backends = ["cuda"]
-[torch-noarch]
-"""
-KERNELS = '''"""Scales tensors."""
-import torch, triton
-import triton.language as tl
-
-@triton.jit
-def scale_kernel(x_ptr, out_ptr, n, factor, FLAG: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < n) * factor, mask=at < n)
-
-def scale(x: torch.Tensor, factor: float = 2.0, flag: bool = False) -> torch.Tensor:
-    """Return x * factor."""
-    assert x.is_contiguous()
-    assert x.dim() <= 2
-    out = torch.empty_like(x)
-    scale_kernel[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), factor, FLAG=flag, BLOCK=1024)
-    return out
-'''
-AOT = """source = "torch-ext/scale/kernels.py"
-[op.scale]
-kernel = "scale_kernel"
-dtypes = ["float16", "float32"]
-divisible = ["x_ptr", "n"]
-prefer_shared = true
-config = [{ FLAG = false, num_warps = 2 }, { FLAG = true }]
-"""
+BUILD = SOURCES["aot_build_toml"]
+KERNELS = SOURCES["triton_kernels"]
+AOT = SOURCES["aot_toml"]
 
 
 def project(directory: Path, aot: str = AOT, kernels: str = KERNELS) -> Project:

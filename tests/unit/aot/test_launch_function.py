@@ -11,29 +11,10 @@ import pytest
 from kernel_aot import read_launch_function, read_ops
 from kernel_builder import toml_file
 from kernel_format.errors import ConfigError
+from tests.support.places import SOURCES
 
 MISTAKES = toml_file.read(Path(__file__).with_name("mistakes.toml"))
-KERNEL = """
-import torch
-import triton
-import triton.language as tl
-
-@triton.jit
-def count(value, ptrs):
-    tl.atomic_add(ptrs, value)
-
-@triton.jit
-def kernel(
-    x_ptr, index_ptr, out_ptr, sums_ptr, n, stride, alpha, bias_ptr,
-    TYPE: tl.constexpr, FLAG: tl.constexpr, BLOCK: tl.constexpr, MODE: tl.constexpr = 3,
-):
-    index = tl.load(index_ptr + tl.program_id(0))
-    ptrs = sums_ptr + index
-    ptrs += n
-    count(1, ptrs)
-    tl.store(out_ptr + index, tl.load(x_ptr))
-
-"""
+KERNEL = SOURCES["launched_kernel"]
 
 
 def read(tmp_path: Path, source: str) -> dict:

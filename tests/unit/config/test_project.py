@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from kernel_builder import toml_file
-from kernel_builder.cli import main
 from kernel_builder.config.project import TorchFramework
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release
 from kernel_builder.hub import card, project_sources
 from kernel_format.errors import ConfigError
+from tests.support.cli import invoke
 from tests.support.git import git
 
 MINIMAL = Path(__file__).with_name("minimal.toml").read_text()
@@ -197,7 +196,7 @@ def test_no_command_writes_through_a_link_of_the_project(home: Path, tmp_path: P
     (tmp_path / "other").mkdir()
     (home / link).parent.mkdir(exist_ok=True)
     (home / link).symlink_to(tmp_path / "other")
-    done = CliRunner().invoke(main, [command, str(home)])
+    done = invoke(command, home)
     assert (done.exit_code, done.stderr.count("is a symbolic link")) == (ConfigError.exit_code, 1), done.output
     assert not any((tmp_path / "other").iterdir())
 
