@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
-from kernel_builder import scaffold, toml_file
+from kernel_builder import toml_file
 from kernel_builder.config.variant import Release
 from kernel_builder.progress import Progress
 from kernel_builder.toolchain import Toolchains, components, lock
@@ -31,23 +30,6 @@ _ALL = f"{TORCH_PREFIX}torch/csrc/api/include/torch/all.h"
 _SHIM_HEADERS = ("inductor/aoti_torch/c/shim.h", "inductor/aoti_torch/generated/c_shim_aten.h", "stable/c/shim.h")
 
 
-@dataclass(frozen=True)
-class Update:
-    """The new content of a checkout's files.
-
-    Attributes:
-        changes: The new releases, and the files that change, a line each.
-        files: Path in the checkout -> text, of those that change.
-    """
-
-    changes: tuple[str, ...]
-    files: Mapping[str, str]
-
-    def write(self, root: Path) -> None:
-        """Write the files."""
-        scaffold.write(self.files, root, overwrite=True)
-
-
 def find(
     root: Path,
     others: Iterable[Component],
@@ -56,8 +38,8 @@ def find(
     torch_index: str,
     progress: Progress,
     cache: Path | None = None,
-) -> Update:
-    """Return the changes that bring a checkout up to date with the package index.
+) -> tuple[list[str], dict[str, str]]:
+    """Return the new releases and changed files as lines, and the files: path in the checkout -> new text.
 
     Args:
         root: The checkout.
@@ -92,7 +74,7 @@ def find(
     for release in sorted({cuda for of_torch in published.values() for cuda in of_torch} - {*known_cuda}):
         changes.append(f"CUDA {release} is not in `{CUDA}`: add its components, capabilities and Torch releases there")
     changed = {name: text for name, text in updated.items() if text != texts[name]}
-    return Update((*changes, *(f"`{name}` changes" for name in changed)), changed)
+    return [*changes, *(f"`{name}` changes" for name in changed)], changed
 
 
 def _text(file: Path) -> str:

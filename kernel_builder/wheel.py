@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from kernel_builder.checks.findings import OLDEST_MANYLINUX
 from kernel_builder.config.project import Project, TvmFfi, distribution_name
-from kernel_builder.config.project_files import read_project
+from kernel_builder.config.project_files import own_directory, read_project
 from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi, Variant
 from kernel_builder.hub import card, packages
 from kernel_builder.hub.packages import HubPackage
@@ -87,7 +87,9 @@ def write_wheels(
             where=str(config),
             hint="publish it to a Hub: `kernel-builder upload`",
         )
-    name, version = _name(name or project.name), _version(project, version)  # before the checks, which take longer
+    out = out or own_directory(project.root, "dist")
+    name = _name(name or project.name)  # before the checks, which take longer
+    version = _version(project, version or f"{project.version}.0")
     checked = packages.without_untested(
         packages.checked_packages(project, progress, load=load, allow=allow),
         "publish it to a Hub: `kernel-builder upload --allow untested`",
@@ -98,7 +100,6 @@ def write_wheels(
     text = card.source_text(project)
     # All metadata first, so that invalid metadata leaves no wheel behind.
     wheels = [(metadata(project, platforms[key], text, name, version), key) for key in sorted(platforms)]
-    out = out or project.root / "dist"
     out.mkdir(parents=True, exist_ok=True)
     written = []
     for about, platform in wheels:
@@ -123,23 +124,15 @@ def _content(project: Project, of: Sequence[HubPackage]) -> dict[str, bytes]:
     return content
 
 
-def metadata(
-    project: Project, variants: Sequence[Variant], card: str, name: str | None = None, version: str | None = None
-) -> Metadata:
-    """Return the metadata of a wheel for variants of a project.
-
-    Args:
-        card: The text in the index, in Markdown.
-        name: The name in the index; the project's name if None.
-        version: The version in the index; `<version of the project>.0` if None.
-    """
+def metadata(project: Project, variants: Sequence[Variant], text: str, name: str, version: str) -> Metadata:
+    """Return the metadata of a wheel for variants of a project, with its text, name and version in the index."""
     extras = {backend.name: depends for backend, depends in project.backend_python_depends.items() if depends}
     raw: RawMetadata = {
         "metadata_version": "2.4",
-        "name": _name(name or project.name),
-        "version": _version(project, version),
+        "name": name,
+        "version": version,
         "summary": f"The kernel {project.name} for PyTorch",
-        "description": card,
+        "description": text,
         "description_content_type": "text/markdown",
         "requires_python": _PYTHON,
         "requires_dist": [
@@ -172,10 +165,10 @@ def _name(name: str) -> str:
         ) from error
 
 
-def _version(project: Project, version: str | None) -> str:
+def _version(project: Project, version: str) -> str:
     hint = f"use a version such as {project.version}.3; the major number is `version` in build.toml"
     try:
-        parsed = Version(version or f"{project.version}.0")
+        parsed = Version(version)
     except InvalidVersion as error:
         raise ConfigError(f"{version!r} is not a valid Python package version", where="--version", hint=hint) from error
     if parsed.major != project.version:

@@ -16,7 +16,7 @@ from kernel_builder.config.project import Project
 from kernel_builder.config.variant import this_platform
 from kernel_builder.steps import confinement
 from kernel_builder.steps.confinement import SandboxMode
-from kernel_builder.toolchain import Toolchains, components
+from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import BuildError, ToolchainError
 from kernel_format.files import temporary_directory
 
@@ -28,9 +28,9 @@ _SECONDS, _SECONDS_EACH = 600, 60  # at the start, and for each kernel
 def compiler_component(tables: Mapping[str, Any]) -> str:
     """Return the component with the compiler of an aot.toml's language, for this Python."""
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    if tables.get("language") == "cute-dsl":
-        return f"{components.CUTE_DSL_PREFIX}{matrix.load().cute_dsl['releases'][0]}-{tag}"
-    return components.triton(tables.get("triton", aot_toml.SCHEMA["properties"]["triton"]["enum"][0]), tag)
+    language = tables.get("language", "triton")
+    release = tables.get(language, matrix.load().kernel_language[language]["releases"][0])
+    return f"{language}-{release}-{tag}"
 
 
 def compile_all(

@@ -33,6 +33,9 @@ from kernel_builder.steps.cache import KEEP_SECONDS
 from kernel_builder.steps.confinement import SandboxMode
 from kernel_builder.toolchain import Toolchains
 from kernel_builder.toolchain.store import Store
+from kernel_format.errors import BuildError
+from kernel_format.files import file_digest
+from kernel_format.untrusted_paths import checked_tree
 
 # The code that determines the generated project.
 _CODE = (Path(__file__).parent, Path(kernel_aot.__file__).parent)
@@ -55,7 +58,7 @@ def generate(
     language = select_language(tables)
     ops = read_ops(project.root, tables)
     archs = _archs(project, backend)
-    name = _digest(project, archs, toolchains, compiler_component(tables))[:32]
+    name = _digest(project, archs, toolchains, compiler_component(tables))
 
     def fill(directory: Path) -> None:
         listed = [variant for op in ops for variant in variants(op)]
@@ -64,9 +67,12 @@ def generate(
         files = sources(project.root, tables, project.name, ops, kernels)
         code = [name for name in files if name.startswith("aot/")]
         files[build_toml.FILE] = _build_toml(project, code, backend.name, archs)
+        checked_tree(files)  # names in aot.toml are parts of the paths, and this process is not confined
         for path, text in files.items():
             (directory / path).parent.mkdir(parents=True, exist_ok=True)
             (directory / path).write_text(text, encoding="utf-8")
+        if name != _digest(project, archs, toolchains, compiler_component(tables)):
+            raise BuildError("files changed while they were compiled", where=str(project.root), hint="build again")
 
     store = Store(toolchains.cache / "generated", Silent())
     root = store.obtain(
@@ -99,10 +105,10 @@ def _digest(project: Project, archs: Sequence[str], toolchains: Toolchains, comp
     inputs: list[Any] = [project.name, project.version, archs]
     inputs.append(sorted((platform, tree.identity) for platform, tree in toolchains.lock.get(component, {}).items()))
     own = [path for directory in _CODE for path in sorted(directory.rglob("*")) if path.suffix in (".py", ".h")]
-    author = [project.root / build_toml.FILE, project.root / aot_toml.FILE, *(path for _, path in project.python_files)]
-    for path in (*own, *author):
-        inputs.append([path.name, hashlib.sha256(path.read_bytes()).hexdigest()])
-    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
+    named = [(path.name, path) for path in (*own, project.root / build_toml.FILE, project.root / aot_toml.FILE)]
+    for name, path in (*named, *project.python_files):
+        inputs.append([name, file_digest(path)])
+    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:32]
 
 
 def _copy_python_files(project: Project, language: Language[Any], directory: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from kernel_builder.cli.shared_options import (
     json_option,
     load_option,
     owner_option,
+    print_reasons,
     selection_options,
     table,
     toolchain_options,
@@ -26,13 +27,12 @@ from kernel_builder.cli.shared_options import (
 from kernel_builder.config.variant import PLATFORMS
 from kernel_builder.pipeline import BuildRequest, BuildSummary
 from kernel_builder.pipeline import build as run_build
-from kernel_builder.plural import counted, some_of
+from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, shown
 from kernel_builder.toolchain import Toolchains
 from kernel_format.cache_directory import shared_cache
 
 _ERRORS = 5  # printed in full
-_NAMED = 3  # variants named in a message; the rest is counted
 
 
 def run(request: BuildRequest, toolchains: Callable[[Progress], Toolchains]) -> BuildSummary:
@@ -58,28 +58,17 @@ def print_summary(summary: BuildSummary) -> None:
     if summary.errors[_ERRORS:]:
         click.echo(f"... and {len(summary.errors) - _ERRORS} more errors; `--json` lists all", err=True)
     missing = ((f"{m.project}/{m.variant}" if m.variant else m.project, m.reason, m.hint) for m in summary.unavailable)
-    _print_reasons("not built", missing)
+    print_reasons("not built", missing)
     _print_table(summary)
     # Other skipped checks do not apply to the package.
     skipped = ((b.variant, reason, "") for b in summary.packages if (reason := b.skipped_checks.get("load")))
-    _print_reasons("not loaded here", skipped)
+    print_reasons("not loaded here", skipped)
     binaries = len({built.module for built in summary.packages if any(built.path.glob(f"{built.module}.*so"))})
     click.echo(
         f"{counted(len(summary.packages), 'variant')} from {counted(binaries, 'binary')}; "
         f"{counted(summary.compiles, 'file')} compiled in {summary.cpu_seconds:.1f} s of processor time; "
         f"{summary.seconds:.1f} s in all{f'; in a sandbox ({summary.sandbox})' if summary.sandbox else ''}"
     )
-
-
-def _print_reasons(label: str, reasons: Iterable[tuple[str, str, str]]) -> None:
-    """Print variants, each reason and its hint once."""
-    names: dict[tuple[str, str], list[str]] = {}
-    for name, reason, hint in dict.fromkeys(reasons):
-        names.setdefault((reason, hint), []).append(name)
-    for (reason, hint), listed in names.items():
-        click.secho(f"{label}: {some_of(listed, _NAMED)}: {reason}", fg="yellow")
-        if hint:
-            click.echo(f"    {hint}")
 
 
 def _print_table(summary: BuildSummary) -> None:

@@ -11,7 +11,7 @@ import click
 
 from kernel_builder import checks
 from kernel_builder.cli.shared_options import allow_option, json_option
-from kernel_builder.config.project_files import read_project
+from kernel_builder.config.project_files import own_directory, read_project
 from kernel_format.errors import CheckError
 from kernel_format.tree_digest import hash_tree
 
@@ -59,10 +59,9 @@ def hash_builds(directory: Path, as_json: bool) -> None:
 
 def packages_of(directory: Path) -> list[Path]:
     """Return the packages of the project in `directory`, sorted by name."""
-    build = directory / "build"
-    packages = (
-        sorted(path for path in build.iterdir() if path.is_dir() and path.name[0] != ".") if build.is_dir() else []
-    )
+    build = own_directory(directory, "build")
+    names = sorted(path.name for path in build.glob("[!.]*") if path.is_dir())
+    packages = [own_directory(build, name) for name in names]
     if not packages:
         raise CheckError(
             "there is no package to check", where=str(build), hint=f"build it: kernel-builder build {directory}"

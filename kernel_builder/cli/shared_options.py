@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,8 +10,10 @@ import click
 
 from kernel_builder.config import known_backends
 from kernel_builder.config.ownership import VARIABLE
+from kernel_builder.plural import some_of
 
 _Command = TypeVar("_Command")
+_NAMED = 3  # variants named in a message; the rest is counted
 
 
 def together(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
@@ -86,6 +88,17 @@ def table(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def print_reasons(label: str, reasons: Iterable[tuple[str, str, str]], *, err: bool = False) -> None:
+    """Print variants with the same reason and hint together."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for name, reason, hint in dict.fromkeys(reasons):
+        names.setdefault((reason, hint), []).append(name)
+    for (reason, hint), listed in names.items():
+        click.secho(f"{label}: {some_of(listed, _NAMED)}: {reason}", fg="yellow", err=err)
+        if hint:
+            click.echo(f"    {hint}", err=err)
 
 
 def origins(provenance: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from kernel_builder import scaffold
 from kernel_builder.cli.shared_options import json_option
 from kernel_builder.config.variant import PLATFORMS, this_platform
 from kernel_builder.develop.choice import TORCH_INDEX
@@ -128,9 +129,9 @@ def update(checkout: Path) -> None:
     """
     others = [component for component in components.known().values() if not component.name.startswith("torch-")]
     with shown(sys.stderr) as progress:
-        newer = find(checkout, others, index_url=None, torch_index=TORCH_INDEX, progress=progress)
-    newer.write(checkout)
-    for line in newer.changes:
+        changes, files = find(checkout, others, index_url=None, torch_index=TORCH_INDEX, progress=progress)
+    scaffold.write(files, checkout, overwrite=True)
+    for line in changes:
         click.echo(f"- {line}")
 
 

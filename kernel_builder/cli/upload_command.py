@@ -141,7 +141,7 @@ def _upload(
     if to_build is not None:
         wanted = pipeline.BuildRequest(
             directories=(request.directory,),
-            owner=request.new_owner,
+            owner=request.owner,
             load=request.load,
             allow=request.allowed_checks,
             **to_build,

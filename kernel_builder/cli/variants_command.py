@@ -11,18 +11,15 @@ from typing import Any
 import click
 
 from kernel_builder.cli import of_each, print_notices, report_error
-from kernel_builder.cli.shared_options import whole_option
+from kernel_builder.cli.shared_options import print_reasons, whole_option
 from kernel_builder.config import changed, offered
 from kernel_builder.config.build_toml import FILE
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import this_platform
-from kernel_builder.plural import some_of
 from kernel_builder.steps.buildable import obstacle
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ConfigError
-
-_NAMES = 3  # of variants in a message
 
 
 @click.command()
@@ -104,12 +101,11 @@ def _rows(project: Project, toolchains: Toolchains, *, arch: bool, whole: bool) 
 
 def _print(rows: Sequence[Mapping[str, Any]], *, several: bool) -> None:
     """Print one line for each variant, and each obstacle once."""
-    missing: dict[tuple[str, str], list[str]] = {}
+    missing = []
     for row in rows:
         name = f"{row['project']}/{row['variant']}" if several else row["variant"]
         click.echo(name, nl=bool(row["buildable"]))
         if not row["buildable"]:
             click.secho("  (not here)", fg="yellow")
-            missing.setdefault((row["reason"], row["hint"]), []).append(name)
-    for (reason, hint), names in missing.items():
-        click.secho(f"not here: {some_of(names, _NAMES)}: {reason}; {hint}", fg="yellow", err=True)
+            missing.append((name, row["reason"], row["hint"]))
+    print_reasons("not here", missing, err=True)

@@ -37,13 +37,9 @@ def read(root: Path) -> dict[str, Any]:
     for name, table in document.get("op", {}).items():
         for key in table.keys() & SCHEMA["properties"].keys() if isinstance(table, dict) else ():
             raise ConfigError("is a key of the file", where=f"{path}: [op.{name}] {key}", hint="write it above [op]")
+    if document.get("op") == {}:
+        raise ConfigError("has no op", where=f"{path}: [op]", hint="add a table [op.NAME] for each launch function")
     tables: dict[str, Any] = _READER.read(document, SCHEMA, TomlPlace(str(path)))
-    if not (root / tables["source"]).is_file():
-        raise ConfigError(
-            f"there is no file {tables['source']}",
-            where=f"{path}: source",
-            hint="name the module with the @triton.jit functions and their launch functions",
-        )
     return tables
 
 
@@ -62,6 +58,12 @@ def compiled(project: Project) -> Project | None:
             hint="move the Triton kernels into a Python-only project of their own, or remove the file",
         )
     tables = read(project.root)
+    if project.root / tables["source"] not in (file for _, file in project.python_files):
+        raise ConfigError(
+            f"there is no file {tables['source']} in the package",
+            where=f"{path}: source",
+            hint="name the module with the @triton.jit functions and their launch functions",
+        )
     names = ("cuda",) if tables.get("language") == "cute-dsl" else ("cuda", "rocm")
     backends = tuple(backend for backend in project.backends if backend.name in names)
     if not backends:

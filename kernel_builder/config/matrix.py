@@ -24,8 +24,7 @@ class Matrix:
         cxx: Torch release -> the C++ standard that its headers need.
         tvm_ffi: The release of TVM FFI that projects without Torch are compiled for.
         component: Components of toolchains, as in the tables of back ends.
-        triton: The releases of Triton, and their files.
-        cute_dsl: The same of CuTe DSL.
+        kernel_language: `triton` or `cute-dsl` -> the releases of its compiler, and their files.
     """
 
     hub_releases: int
@@ -35,8 +34,7 @@ class Matrix:
     cxx: dict[Release, int]
     tvm_ffi: Release
     component: Mapping[str, Any]
-    triton: Mapping[str, Any]
-    cute_dsl: Mapping[str, Any]
+    kernel_language: Mapping[str, Any]
 
 
 @lru_cache(maxsize=1)
@@ -51,6 +49,5 @@ def load() -> Matrix:
         cxx={Release.parse(release): entry.get("cxx", 17) for release, entry in data["torch"].items()},
         tvm_ffi=Release.parse(data["tvm-ffi"]["release"]),
         component=data["component"],
-        triton=data["triton"],
-        cute_dsl=data["cute-dsl"],
+        kernel_language=data["kernel-language"],
     )

@@ -18,9 +18,10 @@ from kernel_builder.config.ownership import owned_by
 from kernel_builder.config.project import Project, TorchNoarch
 from kernel_builder.config.toml_schema import TomlPlace
 from kernel_format.errors import ConfigError
-from kernel_format.untrusted_paths import UnsafePath, publishable_tree
+from kernel_format.untrusted_paths import MAX_DEPTH, UnsafePath, publishable_tree
 
 _BYTECODE = (".pyc", ".pyo")
+_MOST_DIRECTORIES = 10_000
 
 
 def read_project(directory: Path, owner: str | None = None, repo_id: str | None = None) -> Project:
@@ -150,11 +151,55 @@ def check_link(root: Path, path: Path, name: str, where: str) -> None:
         )
 
 
+def own_directory(parent: Path, name: str) -> Path:
+    """Return a directory of a project that commands write to, or raise a ConfigError if it is a link to another."""
+    if (parent / name).is_symlink():
+        raise ConfigError(
+            "is a symbolic link, so that files of another project could be replaced",
+            where=str(parent / name),
+            hint="remove the link; --out names a destination outside of the project",
+        )
+    return parent / name
+
+
+def files_below(root: Path, top: Path, endings: tuple[str, ...], left_out: str = r"\..*") -> Iterator[Path]:
+    """Yield every file below a directory of a project that has one of `endings`, without hidden files and bytecode.
+
+    Args:
+        left_out: A regular expression for the names of other directories that are left out.
+
+    Raises:
+        ConfigError: If a link leads out of the git work tree or to a directory above it, or a file is a pipe or device.
+    """
+    for number, (folder, folders, files) in enumerate(os.walk(top, followlinks=True)):
+        if number >= _MOST_DIRECTORIES or len(Path(folder).relative_to(top).parts) > MAX_DEPTH:
+            raise ConfigError(
+                f"has more than {_MOST_DIRECTORIES} directories, or more than {MAX_DEPTH} in each other",
+                where=str(top),
+                hint="remove links between directories, which would be followed again and again",
+            )
+        folders[:] = [name for name in folders if name != "__pycache__" and not re.fullmatch(left_out, name)]
+        wanted = [
+            Path(folder, name)
+            for name in files
+            if name.endswith(endings) and not name.endswith(_BYTECODE) and not name.startswith(".")
+        ]
+        for path in wanted:
+            _check_regular(path)
+        for path in [*(Path(folder, name) for name in folders), *wanted]:
+            if not path.is_symlink():
+                continue
+            check_link(root, path, path.name, str(path))
+            if Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(path)):
+                raise ConfigError("is a symbolic link to a directory above it", where=str(path), hint="remove the link")
+        yield from wanted
+
+
 def _python_files(root: Path, package: Path, pyext: tuple[str, ...]) -> tuple[tuple[str, Path], ...]:
     """Return the files of a Python package that end in one of `pyext`, without hidden files and bytecode."""
     check_link(root, package, package.name, str(package))
     endings = tuple(f".{ending}" for ending in pyext)
-    files = dict(sorted((path.relative_to(package).as_posix(), path) for path in _walk(root, package, endings)))
+    files = dict(sorted((path.relative_to(package).as_posix(), path) for path in files_below(root, package, endings)))
     check_names(package, files)
     if "__init__.py" not in files:
         raise ConfigError(
@@ -191,23 +236,3 @@ def _check_regular(path: Path) -> None:
             where=str(path),
             hint="remove it",
         )
-
-
-def _walk(root: Path, top: Path, endings: tuple[str, ...]) -> Iterator[Path]:
-    """Yield every file below `top` that has one of `endings`."""
-    for folder, folders, files in os.walk(top, followlinks=True):
-        folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]
-        wanted = [
-            Path(folder, name)
-            for name in files
-            if name.endswith(endings) and not name.endswith(_BYTECODE) and not name.startswith(".")
-        ]
-        for path in wanted:
-            _check_regular(path)
-        for path in [*(Path(folder, name) for name in folders), *wanted]:
-            if not path.is_symlink():
-                continue
-            check_link(root, path, path.name, str(path))
-            if Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(path)):
-                raise ConfigError("is a symbolic link to a directory above it", where=str(path), hint="remove the link")
-        yield from wanted

@@ -21,6 +21,7 @@ import tomlkit
 from kernel_builder import backends
 from kernel_builder.backends import CompiledBackend
 from kernel_builder.config.project import HEADER_SUFFIXES, Kernel, Project, TorchFramework
+from kernel_builder.config.project_files import files_below
 from kernel_builder.develop.choice import build_for_device
 from kernel_builder.develop.emulated_sources import translate
 from kernel_emulator import DIRECTORY as EMULATOR
@@ -30,7 +31,7 @@ from kernel_format.errors import ConfigError
 _DIRECTORY = "emulator"  # directory of the emulator's files in the copy
 _DEVICE_SUFFIXES = frozenset({".cu", ".hip"})
 _SOURCE_SUFFIXES = _DEVICE_SUFFIXES | {".cc", ".cpp", ".cxx"}
-_NOT_COPIED = shutil.ignore_patterns("build", ".*", "__pycache__", "*.egg-info")
+_NOT_COPIED = r"build|\..*|.*\.egg-info"
 
 
 def emulated(project: Project, backend: str | None, warp_size: int, directory: Path) -> None:
@@ -57,7 +58,10 @@ def emulated(project: Project, backend: str | None, warp_size: int, directory: P
     for old in directory.iterdir() if directory.is_dir() else ():
         if old.name != "build":
             shutil.rmtree(old) if old.is_dir() else old.unlink()
-    shutil.copytree(project.root, directory, ignore=_NOT_COPIED, dirs_exist_ok=True)
+    for path in files_below(project.root, project.root, ("",), _NOT_COPIED):
+        copy = directory / path.relative_to(project.root)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
     listed = {*project.framework.src, *(name for kernel in kernels for name in kernel.src)}
     for path in [path for path in directory.rglob("*") if path.suffix in _SOURCE_SUFFIXES | HEADER_SUFFIXES]:
         name = path.relative_to(directory).as_posix()

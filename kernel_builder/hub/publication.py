@@ -19,7 +19,7 @@ class PublishRequest:
 
     Attributes:
         directory: The project; its packages are in `build`.
-        repo_id: The repository; `ORG/` gives only its owner. None: `[general.hub] repo-id` of `build.toml`.
+        repo_id: The repository. None: `[general.hub] repo-id` of `build.toml`.
         owner: The owner of the project, and of its `kernel-depends` of the same owner. None: as in `build.toml`.
         branch: The branch of the builds. None: `[general.hub] branch`, or else `v<version>`.
         private: Make the repository private, if it is created.
@@ -46,11 +46,6 @@ class PublishRequest:
     load: bool = True
     allow: tuple[str, ...] = ()
     endpoint: str | None = None
-
-    @property
-    def new_owner(self) -> str | None:
-        """The owner in place of the owner in `build.toml`, if any."""
-        return self.repo_id[:-1] if self.repo_id and self.repo_id.endswith("/") else self.owner
 
     @property
     def allowed_checks(self) -> tuple[str, ...]:
@@ -107,7 +102,7 @@ class Published:
     api_changes: tuple[str, ...]
     builds: BranchResult
     main: BranchResult | None
-    note: str | None = None
+    note: str | None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as `--json` prints it."""

@@ -22,7 +22,7 @@ from kernel_builder.hub.publication import API_CHANGE, LARGE_FILE, UNTESTED, Bra
 from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_builder.hub.retries import Conflict, repeated
 from kernel_builder.plural import counted
-from kernel_builder.progress import Progress, Silent
+from kernel_builder.progress import Progress
 from kernel_format.errors import ConfigError, HubError
 from kernel_format.tree_digest import SIGNATURE
 
@@ -46,7 +46,7 @@ class _Publication:
     progress: Progress
 
 
-def publish(request: PublishRequest, progress: Progress | None = None) -> Published:
+def publish(request: PublishRequest, progress: Progress) -> Published:
     """Check the packages of a project and publish them.
 
     Raises:
@@ -56,7 +56,7 @@ def publish(request: PublishRequest, progress: Progress | None = None) -> Publis
         HubError: If the Hub refuses, a variant would be left with another API, or the API of a published version would
             change.
     """
-    work = _prepared(request, progress or Silent())
+    work = _prepared(request, progress)
     created = _ensure_branch(work)
     builds, removed, changes = _write_builds(work)
     main, kept, note = _write_main(work)
@@ -84,8 +84,7 @@ def publish(request: PublishRequest, progress: Progress | None = None) -> Publis
 
 def _prepared(request: PublishRequest, progress: Progress) -> _Publication:
     """Read the project, check its packages, and hash their files."""
-    repo_id = None if request.repo_id and request.repo_id.endswith("/") else request.repo_id
-    project = read_project(request.directory, request.new_owner, repo_id)
+    project = read_project(request.directory, request.owner, request.repo_id)
     if not project.hub_repo_id:
         raise ConfigError(
             "there is no repository to publish to",
@@ -109,7 +108,7 @@ def _prepared(request: PublishRequest, progress: Progress) -> _Publication:
     project_sources.check_complete(project, files)
     sources = project_sources.with_names_of_owner(project, files)
     for name in project_sources.with_marks(project.root, files):
-        (progress or Silent()).say(f"warning: {name} still has texts of a new project, marked `Not written yet`")
+        progress.say(f"warning: {name} still has texts of a new project, marked `Not written yet`")
     return _Publication(request, project, packages, left_out, api, contents, sources, repository, branch, progress)
 
 

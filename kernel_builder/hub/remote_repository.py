@@ -97,6 +97,10 @@ class RemoteRepository:
         """The address of the repository's page."""
         return f"{self.api.endpoint}/kernels/{self.repo_id}"
 
+    def at(self, revision: str) -> str:
+        """Return the place of a revision, for errors."""
+        return f"{self.repo_id}@{revision} on {self.api.endpoint}"
+
     def require_write(self) -> None:
         """Raise if every later write would fail: without a token, below a path, or with a client that is too old."""
         if path := urlsplit(self.api.endpoint).path.strip("/"):
@@ -157,13 +161,12 @@ class RemoteRepository:
         with self._translated_errors(f"list the files of {revision}"):
             tree = self.api.list_repo_tree(self.repo_id, recursive=True, revision=revision, repo_type=_TYPE)
             entries = [entry for entry in islice(tree, MAX_FILES + 1) if isinstance(entry, RepoFile)]
-        where = f"{self.repo_id}@{revision} on {self.api.endpoint}"
         if len(entries) > MAX_FILES:
-            raise VerificationError(f"the revision lists more than {MAX_FILES} files", where=where)
+            raise VerificationError(f"the revision lists more than {MAX_FILES} files", where=self.at(revision))
         try:
             checked_tree(entry.path for entry in entries)
         except UnsafePath as error:
-            raise VerificationError(str(error), where=where) from error
+            raise VerificationError(str(error), where=self.at(revision)) from error
         return {
             entry.path: RemoteFile(entry.size, entry.blob_id, entry.lfs.sha256 if entry.lfs else None)
             for entry in entries
@@ -188,7 +191,7 @@ class RemoteRepository:
         if len(data) != stop - start:
             raise VerificationError(
                 f"the Hub sends other bytes of {path} than requested",
-                where=f"{self.repo_id}@{revision} on {self.api.endpoint}",
+                where=self.at(revision),
                 hint="if it does not support ranges, `audit --load` downloads whole files",
             )
         return bytes(data)
@@ -225,9 +228,7 @@ class RemoteRepository:
         except OSError as error:
             if error.errno != errno.EFBIG:
                 raise
-            raise VerificationError(
-                "the Hub sends more bytes than it lists", where=f"{self.repo_id}@{revision} on {self.api.endpoint}"
-            ) from error
+            raise VerificationError("the Hub sends more bytes than it lists", where=self.at(revision)) from error
 
     @repeated(RateLimited)
     def create(self, *, private: bool) -> None:
@@ -351,7 +352,7 @@ def package_files(repository: RemoteRepository, commit: str) -> dict[str, Remote
     status = files.get(REDIRECT)
     if status is None:
         return {path: remote for path, remote in files.items() if path.startswith("build/")}
-    where = f"{repository.repo_id}@{commit} on {repository.api.endpoint}"
+    where = repository.at(commit)
     data = repository.read_range(commit, REDIRECT, 0, status.size)
     content = toml_file.parse(toml_file.decode(data, f"{where}: {REDIRECT}"), f"{where}: {REDIRECT}")
     try:

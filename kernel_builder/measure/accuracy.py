@@ -16,8 +16,6 @@ import torch
 from kernel_builder.measure.results import Deviation
 from kernel_builder.plural import counted
 
-# Half a unit in the last place of float32: between two roundings this close, accuracy is a matter of the libraries.
-_SLACK = 2.0**-24
 # Half a unit in the last place of float32: results this close differ by the rounding of the libraries alone.
 _SLACK = 2.0**-24
 # A single element may be this many units in the last place worse than eager's worst element: which of two correct

@@ -254,7 +254,8 @@ class _Run:
                     # Without a sandbox, a package can also write beside itself when it is loaded.
                     files.remove_tree(path)
                 if passed:
-                    foreign_files.check_replaced(selection.destination, names)  # may have changed since the selection
+                    kernel = selection.project.name if self.request.out else None
+                    foreign_files.check_replaced(selection.destination, names, kernel)  # a second build may have ended
                     is_whole = not (self.request.variants or self.request.backends)
                     publish(staged, selection.destination, outdated=selection.outdated() if is_whole else [])
         except StoreError:  # stops the build

@@ -13,7 +13,7 @@ from typing import Any
 from kernel_builder.checks import CheckReport
 from kernel_builder.config import known_backends, notices, offered
 from kernel_builder.config.project import KernelDependency, Project
-from kernel_builder.config.project_files import read_project
+from kernel_builder.config.project_files import own_directory, read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.package import foreign_files
 from kernel_builder.pipeline.summary import FailedVariant
@@ -241,7 +241,7 @@ def _selection(
 
 def _destination(project: Project, request: BuildRequest, *, several: bool) -> Path:
     """Return the destination of a project's packages, with links followed."""
-    out = request.out or project.root / "build"
+    out = request.out or own_directory(project.root, "build")
     path = Path(os.path.realpath(out / project.name if request.out and several else out))
     if path.exists() and not path.is_dir():
         raise PackageError("is a file; packages need a directory", where=str(path), hint="move it, or choose --out")

@@ -18,7 +18,6 @@ from kernel_format.release import Release
 from kernel_format.variant import TvmFfiAbi
 
 TORCH_PREFIX = "torch/include/"
-TRITON_PREFIX, CUTE_DSL_PREFIX = "triton-", "cute-dsl-"
 # All headers, and the headers of the stable ABI with every header that they include.
 _TORCH_SUBSETS: Mapping[Subset, tuple[str, ...]] = {
     "stable": (
@@ -101,37 +100,17 @@ def of_torch(releases: Iterable[Release]) -> Iterator[Component]:
             )
 
 
-def of_triton(table: Mapping[str, Any]) -> Iterator[Component]:
-    """Yield Triton's releases for each release of Python."""
-    for release in table["releases"]:
-        for python in table["pythons"]:
-            file = ComponentFile(
-                project="triton",
-                prefix="",
-                take=tuple(table["take"]),
-                file=table["file"].format(release=release, python=python),
-            )
-            title = f"Triton {release} for Python 3.{python[3:]}"
-            yield Component(name=triton(release, python), title=title, version=release, files=(file,))
-
-
-def triton(release: str, python: str) -> str:
-    """Return the name of the component with a release of Triton for a release of Python, such as `cp311`."""
-    return f"{TRITON_PREFIX}{release}-{python}"
-
-
-def of_cute_dsl(table: Mapping[str, Any]) -> Iterator[Component]:
-    """Yield CuTe DSL's releases, with the packages that they import, for each release of Python."""
-    for release in table["releases"]:
-        for python in table["pythons"]:
-            files = [
-                _file({**file, "prefix": "", "file": file["file"].format(release=release, python=python)}, None)
-                for file in table["files"]
-            ]
-            title = f"CuTe DSL {release} for Python 3.{python[3:]}"
-            yield Component(
-                name=f"{CUTE_DSL_PREFIX}{release}-{python}", title=title, version=release, files=tuple(files)
-            )
+def of_languages(tables: Mapping[str, Any]) -> Iterator[Component]:
+    """Yield the releases of compilers of kernels, with the packages that they import, for each release of Python."""
+    for language, table in tables.items():
+        for release in table["releases"]:
+            for python in table["pythons"]:
+                files = tuple(
+                    _file({**file, "prefix": "", "file": file["file"].format(release=release, python=python)}, None)
+                    for file in table["files"]
+                )
+                title = f"{table['title']} {release} for Python 3.{python[3:]}"
+                yield Component(name=f"{language}-{release}-{python}", title=title, version=release, files=files)
 
 
 def torch_headers(release: Release, subset: Subset) -> str:
@@ -149,6 +128,5 @@ def known() -> dict[str, Component]:
     tables = [{"component": matrix.load().component}, *(backend.data for backend in backends.every())]
     tables.append({"component": dependencies.KNOWN})
     every = [component for table in tables for component in in_table(table)]
-    every += [*of_torch(matrix.load().torch), *of_triton(matrix.load().triton)]
-    every += of_cute_dsl(matrix.load().cute_dsl)
+    every += [*of_torch(matrix.load().torch), *of_languages(matrix.load().kernel_language)]
     return {component.name: component for component in every}

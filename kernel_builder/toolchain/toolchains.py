@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernel_builder.backends.tools import ComponentFiles, CudaCompiler, HeaderLibrary, HostCompiler, Obstacle, Subset
+from kernel_builder.config import matrix
 from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.probe_cache import ProbeCache
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.toolchain import archives, host_compiler, lock, stub_libraries
 from kernel_builder.toolchain import dependencies as header_libraries
-from kernel_builder.toolchain.components import CUTE_DSL_PREFIX, TRITON_PREFIX, torch_headers
+from kernel_builder.toolchain.components import torch_headers
 from kernel_builder.toolchain.lock import Lock, Tree
 from kernel_builder.toolchain.store import Store
 from kernel_format.cache_directory import default_cache
@@ -190,10 +191,10 @@ class Toolchains:
     def pinned(self, platform: str | None = None) -> list[Tree]:
         """Return every tree of the lock for builds on this machine, by default for its own platform.
 
-        Triton and CuTe DSL are left out. Of another platform these are its Torch headers; the compilers are those that
-        run here.
+        Those with compilers of Triton and CuTe DSL are left out. For another platform only Torch's headers are its own.
         """
-        names = [name for name in self.lock if not name.startswith((TRITON_PREFIX, CUTE_DSL_PREFIX))]
+        languages = tuple(f"{language}-" for language in matrix.load().kernel_language)
+        names = [name for name in self.lock if not name.startswith(languages)]
         trees = (self._tree(name, platform if name.startswith("torch-") else None) for name in names)
         return [tree for tree in trees if tree]
 

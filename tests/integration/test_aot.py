@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from kernel_builder.aot import compiling
 from kernel_builder.backends.rocm import NOT_RUN, ROCM
-from kernel_builder.cli import main
 from kernel_format.cache_directory import default_cache
+from tests.support.cli import invoke
 from tests.support.places import CUDA
 from tests.support.triton_store import require_triton
 from tests.unit.aot.test_declaration import AOT, KERNELS, project
@@ -30,7 +29,7 @@ def _triton() -> None:
 
 def build(directory: Path, *options: str, capability: str = "9.0") -> dict[str, Any]:
     command = ["build", str(directory), "--capability", capability, "--variant", CUDA, "--no-load", "--json", *options]
-    result = CliRunner().invoke(main, command)
+    result = invoke(*command)
     answer: dict[str, Any] = json.loads(result.stdout)
     return answer
 
@@ -114,7 +113,7 @@ def test_the_same_source_is_compiled_for_every_architecture_of_rocm(tmp_path: Pa
     (root / "build.toml").write_text(f"{text}rocm_archs = {json.dumps(ROCM.known_archs())}\n")
     variant = "torch-stable-abi210-rocm72-x86_64-linux"
     command = ["build", str(root), "--variant", variant, "--variant", CUDA, "--no-load", "--json"]
-    answer = json.loads(CliRunner().invoke(main, command).stdout)
+    answer = json.loads(invoke(*command).stdout)
     assert {package["variant"] for package in answer["packages"]} == {variant, CUDA}, answer
     package = root / "build" / variant
     metadata = json.loads((package / "metadata.json").read_text())
@@ -164,4 +163,17 @@ def test_the_generated_project_is_shown(built: Path, tmp_path: Path) -> None:
     assert {path.name for path in (shown / "aot").iterdir()} >= {"scale.cpp", "launch.h", "binding.cpp"}
     assert len((shown / "aot/scale.cpp").read_text().splitlines()) <= 200
     assert AOT.splitlines()[0] not in (shown / "build.toml").read_text()
-    assert CliRunner().invoke(main, ["check-config", str(shown)]).exit_code == 0
+    assert invoke("check-config", shown).exit_code == 0
+
+
+@pytest.mark.attack
+def test_a_directory_of_another_name_is_in_the_package(built: Path, tmp_path: Path) -> None:
+    """The cache has the generated project of the same files in another directory."""
+    root = tmp_path / "moved"
+    shutil.copytree(built, root, ignore=shutil.ignore_patterns("build"))
+    for place in ("before", "after"):
+        (root / "torch-ext/scale" / place).mkdir()
+        (root / "torch-ext/scale" / place / "util.py").write_text("")
+        build(root)
+        assert (root / "build" / CUDA / place / "util.py").is_file()
+        shutil.rmtree(root / "torch-ext/scale" / place)

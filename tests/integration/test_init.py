@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from kernel_builder import toml_file
-from kernel_builder.cli import init_command, main
+from kernel_builder.cli import init_command
 from kernel_builder.config import project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, this_platform
 from tests.support import public_parser
+from tests.support.cli import invoke
 from tests.support.places import ROOT
 
 KERNEL_BUILDER = [sys.executable, "-c", "from kernel_builder.cli import main; main()"]
@@ -24,7 +25,7 @@ KIT = ROOT / "kernels" / "kit"
 
 
 def init(*args: str | Path) -> Result:
-    return CliRunner().invoke(main, ["init", *map(str, args)])
+    return invoke("init", *args)
 
 
 def tree(directory: Path) -> dict[str, str]:
@@ -159,10 +160,10 @@ def test_a_project_with_links_is_copied_with_their_targets(tmp_path: Path) -> No
     """`cp -r` leaves broken links, and check-config names the command to use."""
     source, target = ROOT / "kernels" / "rmsnorm", tmp_path / "mine"
     shutil.copytree(source, tmp_path / "broken", symlinks=True, ignore=shutil.ignore_patterns("build"))
-    broken = CliRunner().invoke(main, ["check-config", str(tmp_path / "broken")])
+    broken = invoke("check-config", tmp_path / "broken")
     assert broken.exit_code == 2
     assert "cp -rL" in broken.stderr and "init --from" in broken.stderr
-    done = CliRunner().invoke(main, ["init", "--from", str(source), str(target)])
+    done = invoke("init", "--from", source, target)
     assert done.exit_code == 0, done.output
     assert not any(path.is_symlink() for path in target.rglob("*"))
-    assert CliRunner().invoke(main, ["check-config", str(target)]).exit_code == 0
+    assert invoke("check-config", target).exit_code == 0

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 import kernel_builder
-from kernel_builder.cli import main
 from kernel_builder.develop import inline
 from kernel_format.errors import BuildError, ConfigError, VariantError
+from tests.support.cli import invoke
 from tests.support.places import CUDA, ROOT, SOURCES
 
 SOURCE = SOURCES["inline_functions"]
@@ -101,7 +100,7 @@ def test_a_project_is_created_from_a_source(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     Path("scale.cu").write_text(source)
     for arguments in (command.split(), ["build", "scale", "--variant", CUDA, "--capability", "9.0"]):
-        done = CliRunner().invoke(main, arguments)
+        done = invoke(*arguments)
         assert done.exit_code == 0, done.output
     created = {path.relative_to("scale").as_posix() for path in Path("scale").rglob("*") if path.is_file()}
     for name in ("scale.cu", "README.md", "CARD.md", ".gitignore", "tests/test_scale.py", "benchmarks/benchmark.py"):

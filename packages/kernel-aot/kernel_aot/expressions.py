@@ -7,6 +7,7 @@ and strides of tensors, and numbers.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ class Expression:
     """An expression in both languages.
 
     Attributes:
-        python: Its text, as in aot.toml.
+        python: Its text on one line, which can be part of a string or of code.
         kind: The type of its value: `int`, `float`, `bool`, `Tensor` or `dtype`.
         sides: The sides of a comparison of integers in C++.
     """
@@ -54,17 +55,24 @@ def translate(text: str | int, scope: Mapping[str, str], where: str) -> Expressi
     Raises:
         ConfigError: If it is no expression of the subset, or uses an unknown name.
     """
-    try:
-        tree = ast.parse(str(text), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{text!r} is not an expression: {error}", where=where, hint=_HINT) from error
+    tree = parse(text, where)
     translator = _Translator(scope, where)
     cpp, kind = translator.of(tree)
     sides = []
     if isinstance(tree, ast.Compare) and len(tree.ops) == 1:
         sides = [translator.of(side) for side in (tree.left, tree.comparators[0])]
     shown = tuple(side for side, _ in sides) if all(kind == "int" for _, kind in sides) else ()
-    return Expression(str(text), cpp[1:-1] if cpp.startswith("(") else cpp, kind, shown)
+    return Expression(" ".join(str(text).split()), cpp[1:-1] if cpp.startswith("(") else cpp, kind, shown)
+
+
+def parse(text: str | int, where: str) -> ast.expr:
+    """Return the syntax tree of an expression of Python, or raise a ConfigError."""
+    try:
+        if re.search(r"[#'\"\\]", str(text)):
+            raise ValueError("it has a quote, a comment or a backslash")
+        return ast.parse(str(text), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"{str(text)[:80]!r} is not an expression: {error}", where=where, hint=_HINT) from error
 
 
 def is_plain(text: str) -> bool:

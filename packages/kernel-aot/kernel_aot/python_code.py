@@ -9,10 +9,7 @@ from collections.abc import Sequence
 from kernel_aot.ops import Op, Output
 from kernel_format.errors import ConfigError
 
-_HEAD = '''"""{doc}
-
-kernel-builder made this module of {source}, whose kernels are in the library.
-"""
+_HEAD = """{doc}
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from {dots}_ops import add_op_namespace_prefix, ops
 
 def _refuse(*arguments: object, **options: object) -> None:
     raise NotImplementedError("these kernels are for GPUs, and the tensors are on the CPU: move them to the GPU")
-'''
+"""
 _FUNCTIONS = {
     "cdiv": "def cdiv(a: int, b: int) -> int:\n    return -(-a // b)\n",
     "next_power_of_2": "def next_power_of_2(n: int) -> int:\n    return 1 << max(n - 1, 0).bit_length()\n",
@@ -51,7 +48,8 @@ def module(ops: Sequence[Op], text: str, source: str, depth: int) -> str:
                 hint="move it into another module of the package, or declare it",
             )
     doc = (ast.get_docstring(tree) or "Launch functions.").strip()
-    parts = [_HEAD.format(doc=doc.replace('"""', "'''"), source=source, dots="." * depth)]
+    doc += f"\n\nkernel-builder made this module of {source}, whose kernels are in the library."
+    parts = [_HEAD.format(doc=_docstring(doc), dots="." * depth)]
     expressions = " ".join(size.python for op in ops for output in op.outputs for size in output.sizes)
     parts += [text for name, text in _FUNCTIONS.items() if name in expressions]
     # A call of the overload takes the host 0.2 us less than one of ops.NAME.
@@ -76,9 +74,15 @@ def _function(op: Op, author: ast.FunctionDef | None) -> str:
         returns = f" -> {ast.unparse(author.returns)}" if author.returns else ""
         signature = f"({ast.unparse(author.args)}){returns}"
         doc = ast.get_docstring(author) or ""
-    lines = [f'"""{doc}' + ("\n" if "\n" in doc else "") + '"""'] if doc else []
+    lines = [_docstring(doc)] if doc else []
     lines.append(f"return _{op.name}({names})")
     return f"def {op.name}{signature}:\n" + textwrap.indent("\n".join(lines), "    ") + "\n"
+
+
+def _docstring(text: str) -> str:
+    """Return a docstring as code, which the author's text cannot end."""
+    quoted = text.replace("\\", "\\\\").replace('"""', "'''")
+    return f'"""{quoted}' + ("\n" if "\n" in text or text.endswith('"') else "") + '"""'
 
 
 def _parameters(op: Op) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from kernel_format.errors import ConfigError
@@ -13,22 +14,37 @@ def read_functions(path: Path) -> dict[str, ast.FunctionDef]:
     """Return the functions of a module by name.
 
     Raises:
-        ConfigError: If it is not Python.
+        ConfigError: If it is not Python, or too deeply nested for its parser.
     """
     try:
         module = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    except (SyntaxError, UnicodeDecodeError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
         raise ConfigError(f"is not Python: {error}", where=f"{path}{line}", hint="correct the module") from error
     return {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
 
 
-def stored_parameters(kernel: ast.FunctionDef, functions: Mapping[str, ast.FunctionDef]) -> set[str]:
+@contextmanager
+def limited(where: str) -> Iterator[None]:
+    """Turn the errors of Python for code that is nested too deeply, and for numbers that are too long, into ours."""
+    try:
+        yield
+    except (RecursionError, ValueError) as error:
+        hint = "use shorter expressions, and fewer functions that call each other"
+        raise ConfigError(f"is too complex: {error}", where=where, hint=hint) from error
+
+
+def stored_parameters(
+    kernel: ast.FunctionDef, functions: Mapping[str, ast.FunctionDef], known: dict[str, set[str]] | None = None
+) -> set[str]:
     """Return the names in a kernel through which it stores: parameters, and local names that are computed of them.
 
     Args:
         functions: The functions of the module, which the kernel may call.
+        known: The results for functions, also for those that are being read, whose calls of themselves add nothing.
     """
+    known = {} if known is None else known
+    known[kernel.name] = set()
     sources: dict[str, set[str]] = {}
     stored: set[str] = set()
     for node in ast.walk(kernel):
@@ -38,16 +54,18 @@ def stored_parameters(kernel: ast.FunctionDef, functions: Mapping[str, ast.Funct
                 sources.setdefault(name, set()).update(_names(node.value))
         elif isinstance(node, ast.Call):
             called = last_name(node.func)
-            if called in functions and called != kernel.name:
+            if called in functions:
                 callee = functions[called]
                 passed = dict(zip([parameter.arg for parameter in callee.args.args], node.args, strict=False))
                 passed |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
-                for name in stored_parameters(callee, functions) & passed.keys():
+                of_callee = known[called] if called in known else stored_parameters(callee, functions, known)
+                for name in of_callee & passed.keys():
                     stored |= _names(passed[name])
             elif node.args and called.startswith(("store", "atomic_")):
                 stored |= _names(node.args[0]) | _names(node.func)  # of tl.store(pointer, x) and descriptor.store(...)
     while new := {source for name in stored for source in sources.get(name, ())} - stored:
         stored |= new
+    known[kernel.name] = stored
     return stored
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import keyword
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernel_aot.expressions import Expression, is_plain, translate
+from kernel_aot.expressions import Expression, is_plain, parse, translate
 from kernel_aot.launch_function import KEYS, read_launch_function
 from kernel_aot.ops import Argument, Config, Op, Output, Parameter
 from kernel_format.errors import ConfigError
@@ -16,7 +17,18 @@ from kernel_format.errors import ConfigError
 OPTIONS = {"num_warps": 4, "num_stages": 3}
 _DEFAULT_TYPES = {"Tensor": "*T", "int": "i32", "float": "fp32", "bool": "u1"}
 _KINDS = {bool: "bool", int: "int", float: "float"}
-_PARAMETER = re.compile(r"(Tensor|int|float|bool)(\(\w!\))? (\w+)(?:=(\S+))?")
+_PARAMETER = re.compile(r"(Tensor|int|float|bool)(\(\w!\))? (\w+)(?:=(True|False|-?\d[\de.+-]*))?", re.ASCII)
+_RESULTS = re.compile(r"\(\)|\(?Tensor(\(\w!\))?(, Tensor(\(\w!\))?)*\)?", re.ASCII)
+# Words of C++ that are none of Python, and could be names there.
+_RESERVED = {
+    "alignas", "alignof", "asm", "auto", "bool", "case", "catch", "char", "const", "constexpr", "consteval",
+    "constinit", "const_cast", "decltype", "default", "delete", "do", "double", "dynamic_cast", "enum", "explicit",
+    "export", "extern", "false", "float", "friend", "goto", "inline", "int", "long", "mutable", "namespace", "new",
+    "noexcept", "nullptr", "operator", "private", "protected", "public", "register", "reinterpret_cast", "requires",
+    "short", "signed", "sizeof", "static", "static_assert", "static_cast", "struct", "switch", "template", "this",
+    "thread_local", "throw", "true", "typedef", "typeid", "typename", "union", "unsigned", "using", "virtual", "void",
+    "volatile", "wchar_t", "bitand", "bitor", "compl", "xor",
+}  # fmt: skip
 
 
 class Reader:
@@ -47,6 +59,7 @@ class Reader:
 
     def read(self) -> Op:
         table = self.table
+        self.check_names("kernel", [self.name])
         derived = read_launch_function(self.source, self.name, table)
         table |= {key: derived[key] for key in KEYS if key not in table}
         self.passed |= derived.get("passed", {})
@@ -58,6 +71,13 @@ class Reader:
         values = {argument.name: argument.value.kind for argument in arguments if not argument.is_tensor}
         scope = {**values, **self.scope}
         constants = {**derived.get("constants", {}), **table.get("constants", {})}
+        self.check_names("schema", [parameter.name for parameter in parameters])
+        self.check_names("outputs", table["outputs"])
+        self.check_names("arguments", [argument.name for argument in arguments])
+        self.check_names("constants", constants)
+        for name in table.get("contiguous", ()):
+            if self.scope.get(name) != "Tensor":
+                raise self.error("contiguous", f"{name} is no tensor of the schema", "name its tensors")
         configs = tuple(self.configs(scope, constants))
         if not table.get("dtypes") and any("tl.T" in {**constants, **row.constants}.values() for row in configs):
             raise self.error("dtypes", "a constexpr is tl.T, and no dtypes are listed", "list them")
@@ -86,11 +106,12 @@ class Reader:
 
     def parameters(self) -> tuple[Parameter, ...]:
         """Return the parameters of the schema."""
-        match = re.fullmatch(r"\((.*)\) -> (\(.*\)|Tensor)", self.table["schema"])
+        match = re.fullmatch(r"\((.*)\) -> (.*)", self.table["schema"])
         texts = [text.strip() for text in match[1].split(",") if text.strip() not in ("", "*")] if match else []
         found = [_PARAMETER.fullmatch(text) for text in texts]
         bad = [text for text, part in zip(texts, found, strict=True) if part is None]
-        if bad or match is None or match[2].count("Tensor") != len(self.table["outputs"]):
+        results = _RESULTS.fullmatch(match[2]) if match else None
+        if bad or results is None or results[0].count("Tensor") != len(self.table["outputs"]):
             raise self.error(
                 "schema",
                 f"`{[*bad, self.table['schema']][0]}` is no schema of an op with {len(self.table['outputs'])} outputs",
@@ -101,7 +122,7 @@ class Reader:
 
     def output(self, name: str, text: str) -> Output:
         where = self.where("outputs")
-        match ast.parse(text, mode="eval").body:
+        match parse(text, where):
             case ast.Call(func=ast.Name("empty_like" | "zeros_like" as kind), args=[ast.Name(like)], keywords=keywords):
                 if self.scope.get(like) != "Tensor":
                     raise self.error("outputs", f"{like} is no tensor of the schema", f"write {kind}(x) of one")
@@ -166,6 +187,13 @@ class Reader:
     def grid(self, scope: Mapping[str, str], compiled: Mapping[str, Any]) -> tuple[Expression, ...]:
         kinds = {name: _KINDS.get(type(value), "str") for name, value in compiled.items()}
         return tuple(translate(size, {**scope, **kinds}, self.where("grid")) for size in self.table["grid"])
+
+    def check_names(self, key: str, names: Iterable[str]) -> None:
+        """Refuse a name that is none in both C++ and Python, which the generated files would take as code."""
+        for name in names:
+            if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name) or name in _RESERVED:
+                hint = "use a name of letters, digits and _ that has no meaning in C++ and Python"
+                raise self.error(key, f"{name!r} cannot be a name in the generated code", hint)
 
     def where(self, key: str) -> str:
         return f"{self.file}: [op.{self.name}] {key}"

@@ -10,8 +10,9 @@ from kernel_aot import cpp_code, python_code
 from kernel_aot.cute_code import CUTE_DSL
 from kernel_aot.language import CompiledKernel, Language
 from kernel_aot.ops import Op, variants
-from kernel_aot.syntax import read_functions
+from kernel_aot.syntax import limited, read_functions
 from kernel_aot.triton import TRITON
+from kernel_format.errors import ConfigError
 
 _HEADERS = Path(__file__).with_name("headers")
 _LANGUAGES: Mapping[str, Language[Any]] = {"triton": TRITON, "cute-dsl": CUTE_DSL}
@@ -35,7 +36,8 @@ def read_ops(root: Path, tables: Mapping[str, Any]) -> tuple[Op, ...]:
     source = root / tables["source"]
     functions = read_functions(source)
     read = select_language(tables).reader
-    return tuple(read(root / "aot.toml", source, functions, name, op).read() for name, op in tables["op"].items())
+    with limited(str(source)):
+        return tuple(read(root / "aot.toml", source, functions, name, op).read() for name, op in tables["op"].items())
 
 
 def sources(
@@ -52,12 +54,18 @@ def sources(
     """
     used = select_language(tables)
     source = Path(tables["source"])
-    module = python_code.module(
-        ops, (root / source).read_text(encoding="utf-8"), source.as_posix(), len(source.parts) - 2
-    )
+    text = (root / source).read_text(encoding="utf-8")
+    with limited(str(root / source)):
+        module = python_code.module(ops, text, source.as_posix(), len(source.parts) - 2)
     code = {name: (_HEADERS / name).read_text(encoding="utf-8") for name in used.headers}
     code["binding.cpp"] = cpp_code.binding(project, ops)
     remaining = iter(kernels)
     for op in ops:
+        if {f"{op.name}.cpp", f"{op.name}_cubins.cpp"} & code.keys():
+            raise ConfigError(
+                "another op has a source of the same name, or the registration",
+                where=f"{root / 'aot.toml'}: [op.{op.name}]",
+                hint="rename the op and its launch function",
+            )
         code |= used.sources(op, [next(remaining) for _ in variants(op)], source.as_posix(), tables)
     return {source.as_posix(): module, **{f"aot/{name}": text for name, text in code.items()}}

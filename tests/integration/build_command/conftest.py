@@ -26,8 +26,9 @@ from kernel_builder.cli import main
 from kernel_format.cache_directory import default_cache
 from kernel_format.errors import KernelBuilderError
 from kernel_format.files import debugging
+from tests.support.cli import invoke
 from tests.support.fork_server import ForkServer
-from tests.support.places import CPU, PROJECTS, ROOT
+from tests.support.places import CPU, PROJECTS, ROOT, SOURCES
 from tests.support.torch_process import run_with_torch
 
 BUILDER = Path(sys.executable).with_name("kernel-builder")
@@ -102,24 +103,10 @@ NewCache = Callable[[str], Path]
 Start = Callable[..., "subprocess.Popen[str]"]
 
 # Loads the CPU package of a scale project with the client, calls it, and compiles it with torch.compile.
-LOAD = """
-import sys, torch
-from pathlib import Path
-from kernels import get_local_kernel
-kernel = get_local_kernel(Path(sys.argv[1]), backend="cpu")
-print(kernel.scaled(torch.arange(3.0), 2.0).tolist())
-torch.compile(kernel.scaled, fullgraph=True, backend="eager")(torch.ones(3), 2.0)
-"""
+LOAD = SOURCES["load_by_client"]
 
 # The static assertion keeps the compiler busy for a minute.
-SLOW_SOURCE = """
-constexpr unsigned count(unsigned long to) {
-  unsigned sum = 0;
-  for (unsigned long i = 0; i < to; ++i) sum += static_cast<unsigned>(i * i);
-  return sum;
-}
-static_assert(count(1000000000) != 1);
-"""
+SLOW_SOURCE = SOURCES["slow_source"]
 
 
 def environment(cache: Path, **more: str) -> dict[str, str]:
@@ -315,6 +302,6 @@ def scale(copy_project: Callable[..., Path], shared_cache: Path, kernel_builder:
 
 def benchmark(*arguments: str | Path) -> Result:
     """Run `kernel-builder benchmark` in this process, which has imported Torch already."""
-    done = CliRunner().invoke(main, ["benchmark", *map(str, arguments)])
+    done = invoke("benchmark", *arguments)
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
     return done

@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
+import pytest
 from kernels import Metadata  # type: ignore[attr-defined]
 
 from kernel_builder.backends.cuda import toolkits
@@ -15,6 +17,7 @@ from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
 from kernel_format.cache_directory import default_cache
 from kernel_format.errors import ConfigError, PackageError
+from kernel_format.files import locked
 from tests.integration.build_command.conftest import (
     BUILDER,
     LOAD,
@@ -26,25 +29,10 @@ from tests.integration.build_command.conftest import (
     run_python,
     untouched,
 )
-from tests.support.places import CPU, CUDA
+from tests.support.places import CPU, CUDA, SOURCES
 
-LOAD_AS_OLD_CLIENTS_DO = """
-import importlib.util, sys, torch
-spec = importlib.util.spec_from_file_location("any_name", sys.argv[1])
-module = importlib.util.module_from_spec(spec)
-sys.modules["any_name"] = module
-spec.loader.exec_module(module)
-print(module.scaled(torch.tensor([3.0]), 2.0).tolist())
-"""
-
-
-LOAD_TWO = """
-import sys, torch
-from pathlib import Path
-from kernels import get_local_kernel
-one, two = (get_local_kernel(Path(path)) for path in sys.argv[1:])
-print(one.scaled(torch.ones(1), 2.0).item(), two.scaled(torch.ones(1), 2.0).item())
-"""
+LOAD_AS_OLD_CLIENTS_DO = SOURCES["load_as_old_clients_do"]
+LOAD_TWO = SOURCES["load_two"]
 
 
 def test_stable_abi_project(copy_project: Copy, kernel_builder: Run) -> None:
@@ -137,6 +125,29 @@ def test_one_command_builds_several_projects(
     expected = {"where": out, "message": "another kernel than python-two", "hint": "--out"}
     with untouched(out):
         kernel_builder.refuse(second, *options, "--out", out / "python-only", error=PackageError, **expected)
+
+
+@pytest.mark.attack
+def test_a_build_at_the_same_time_does_not_replace_packages(copy_project: Copy, tmp_path: Path) -> None:
+    """They have other caches. Both find an empty destination, and wait for its lock."""
+    first, second, out = copy_project("python-only"), copy_project("python-only", "second"), tmp_path / "out"
+    replace(second / "build.toml", 'name = "python-only"', 'name = "python-two"')
+    (second / "torch-ext/python_only").rename(second / "torch-ext/python_two")
+    out.mkdir()
+    options = ("--backend", "cpu", "--no-load", "--out", out)
+    with locked(out / ".lock"):
+        builds = [
+            subprocess.Popen([BUILDER, "build", project, *options], env=environment(tmp_path / f"cache-{project.name}"))
+            for project in (first, second)
+        ]
+        while not all(is_open(build.pid, out / ".lock") for build in builds):
+            assert not any(build.poll() for build in builds)
+            time.sleep(0.05)
+    assert sorted(build.wait() for build in builds) == [0, PackageError.exit_code]
+
+
+def is_open(process: int, path: Path) -> bool:
+    return any(descriptor.resolve() == path for descriptor in Path(f"/proc/{process}/fd").iterdir())
 
 
 def test_other_files_in_build_are_kept(copy_project: Copy, kernel_builder: Run, tmp_path: Path) -> None:

@@ -15,13 +15,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from kernel_builder.backends.cuda import toolkits
 from kernel_builder.backends.cuda.releases import DATA, KNOWN_CAPABILITIES
-from kernel_builder.cli import main
 from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
+from tests.support.cli import invoke
 from tests.support.places import ROOT
 
 FAST = sorted(ROOT.glob("kernels/*/*_cuda/*.cu"))
@@ -117,7 +116,7 @@ def test_every_kernel_has_a_naive_kernel_in_one_short_file() -> None:
         (source,) = project.glob("*.cu")
         assert source.stem == project.parent.name
         assert len(source.read_text().splitlines()) <= 120
-    done = CliRunner().invoke(main, ["check-config", *map(str, NAIVE_PROJECTS)])
+    done = invoke("check-config", *NAIVE_PROJECTS)
     assert done.exit_code == 0, done.output
 
 

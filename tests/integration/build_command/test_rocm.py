@@ -18,29 +18,13 @@ from kernel_format.cache_directory import default_cache
 from kernel_format.errors import BuildError, CheckError
 from kernel_format.metadata import PackageMetadata
 from tests.integration.build_command.conftest import Copy, NewCache, Run, replace
-from tests.support.places import ROOT
+from tests.support.places import ROOT, SOURCES
 from tests.support.sample_package import assemble
 
 VARIANTS = [f"torch-stable-abi210-rocm{digits}-x86_64-linux" for digits in ("71", "72")]
-KERNEL = """
-[kernel.scale_rocm]
-language = "cpp-rocm"
-depends = []
-rocm-archs = ["gfx942", "gfx1100", "gfx941"]
-hip-flags = ["-munsafe-fp-atomics"]
-src = ["scale/scale_cuda.cu", "scale/row_norm.cu", "scale/scale.h"]
-"""
+KERNEL = SOURCES["rocm_kernel"]
 # `test_linux_variants.py` compiles a kernel of this repository.
-ROW_NORM = """
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
-
-__global__ void row_norm(float* out, const __nv_bfloat16* in) {
-  float sum = __bfloat162float(in[threadIdx.x]);
-  for (int offset = warpSize / 2; offset > 0; offset /= 2) sum += __shfl_xor(sum, offset);
-  if (threadIdx.x == 0) *out = rsqrtf(sum);
-}
-"""
+ROW_NORM = SOURCES["row_norm_of_rocm"]
 
 
 def with_rocm(root: Path) -> Path:

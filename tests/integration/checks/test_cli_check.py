@@ -7,9 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from kernel_builder.cli import main
+from tests.support.cli import invoke
 from tests.support.sample_package import assemble
 
 
@@ -20,21 +19,17 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments)
-
-
 def test_check_builds_reports_findings_and_ends_with_7(project: Path) -> None:
-    passed = invoke("check-builds", str(project))
+    passed = invoke("check-builds", project)
     assert passed.exit_code == 0, passed.output
     assert "passed   layout, digest, python-source, python-imports, op-namespace, load" in passed.output
     assert "skipped  manylinux: the package has no binary" in passed.output
     (project / "build" / "torch-cpu" / "__init__.py").write_text("import transformers\n")
-    failed = invoke("check-builds", str(project))
+    failed = invoke("check-builds", project)
     assert failed.exit_code == 7
     assert "error    python-imports: __init__.py: line 1: imports transformers" in failed.output
     assert "use the standard library and Torch only" in failed.output
-    result = invoke("check-builds", str(project), "--json")
+    result = invoke("check-builds", project, "--json")
     answer = json.loads(result.stdout)
     (package,) = answer["packages"]
     assert (result.exit_code, answer["ok"], package["variant"]) == (7, False, "torch-cpu")
@@ -45,14 +40,14 @@ def test_check_builds_reports_findings_and_ends_with_7(project: Path) -> None:
 
 @pytest.mark.parametrize("command", ["check-builds", "hash"])
 def test_nothing_to_check_is_an_error(tmp_path: Path, command: str) -> None:
-    result = invoke(command, str(tmp_path))
+    result = invoke(command, tmp_path)
     assert result.exit_code == 7
     assert f"kernel-builder build {tmp_path}" in result.output
 
 
 def test_hash_prints_a_line_for_each_package_that_changes_with_any_byte(project: Path) -> None:
     def hashed() -> str:
-        result = invoke("hash", str(project))
+        result = invoke("hash", project)
         assert result.exit_code == 0, result.output
         return result.stdout
 
@@ -60,7 +55,7 @@ def test_hash_prints_a_line_for_each_package_that_changes_with_any_byte(project:
     assert first == hashed()
     value, name = first.split()
     assert (len(value), name) == (64, "torch-cpu")
-    answer = json.loads(invoke("hash", str(project), "--json").stdout)["torch-cpu"]
+    answer = json.loads(invoke("hash", project, "--json").stdout)["torch-cpu"]
     assert answer["value"] == value
     assert answer["files"]["__init__.py"] == hashlib.sha256(b"import torch\n").hexdigest()
     (project / "build" / "torch-cpu" / "demo_kernel" / "__init__.py").write_text("\n")

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 
-from kernel_builder.cli import main
 from kernel_builder.config.project_files import read_project
+from tests.support.cli import invoke
 from tests.support.places import CPU, PROJECTS, ROOT
 from tests.support.torch_process import run_with_torch
 
@@ -89,7 +88,7 @@ def test_the_example_is_copied_built_and_tested(tmp_path: Path) -> None:
         ["init", "--from", str(ROOT / "examples" / "softmax"), str(project)],
         ["build", str(project), "--variant", CPU],
     ):
-        done = CliRunner().invoke(main, arguments)
+        done = invoke(*arguments)
         assert done.exit_code == 0, done.output
     assert not [path for path in project.rglob("*") if path.is_symlink()]
     tested = run_with_torch("import pytest, sys; sys.exit(pytest.main(['-q', *sys.argv[1:]]))", project / "tests")

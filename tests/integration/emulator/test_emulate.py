@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from kernel_builder.cli import main
+from tests.support.cli import invoke
 from tests.support.places import ROOT
 
 EMULATE = [sys.executable, "-c", "from kernel_builder.cli import main; main()", "emulate"]
@@ -45,7 +44,7 @@ def test_kernels_pass_their_tests(kernel: str, warp_size: str) -> None:
 
 def test_a_new_project_passes_its_tests_until_it_has_a_fault(tmp_path: Path) -> None:
     project, tests = tmp_path / "relu", ["--", "-q", "-k", "test_forward"]
-    assert CliRunner().invoke(main, ["init", str(project), "--name", "org/relu", "--backends", "cuda"]).exit_code == 0
+    assert invoke("init", project, "--name", "org/relu", "--backends", "cuda").exit_code == 0
     done = emulated(project, *tests)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -61,10 +60,17 @@ def test_a_new_project_passes_its_tests_until_it_has_a_fault(tmp_path: Path) -> 
 
 def test_projects_without_kernels_to_emulate_are_refused(tmp_path: Path) -> None:
     project = tmp_path / "relu"
-    assert CliRunner().invoke(main, ["init", str(project), "--name", "org/relu", "--backends", "cpu"]).exit_code == 0
+    assert invoke("init", project, "--name", "org/relu", "--backends", "cpu").exit_code == 0
     for arguments, message in (
         ((project,), "the project has no kernel for cuda or rocm to emulate"),
         ((ROOT / "kernels/geglu", "--backend", "cuda", "--warp-size", "64"), "a warp of CUDA has 32 threads"),
     ):
         done = emulated(*arguments)
         assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.attack
+def test_no_device_of_a_project_is_copied(tmp_path: Path) -> None:
+    assert invoke("init", tmp_path / "relu", "--name", "o/relu").exit_code == 0
+    (tmp_path / "relu/zero").symlink_to("/dev/zero")
+    assert "is not a file: a pipe, a socket, a device" in emulated(tmp_path / "relu").stderr

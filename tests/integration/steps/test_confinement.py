@@ -14,11 +14,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from kernel_builder.backends.cuda import CUDA
 from kernel_builder.checks import ProbeProcess, run_all
-from kernel_builder.cli import main
 from kernel_builder.demangle import demangle
 from kernel_builder.steps import ninja_run
 from kernel_builder.steps.cache import output_path
@@ -30,6 +28,7 @@ from kernel_sandbox.confine import BUBBLEWRAP, LANDLOCK, landlock_version
 from kernel_sandbox.sandbox import readable
 from tests.integration.build_command.conftest import wait_for, working_in
 from tests.integration.steps.test_ninja import planned
+from tests.support.cli import invoke
 from tests.support.inside_attacks import MEMORY, OWN_FILE, SECRETS
 from tests.support.outside import Outside
 from tests.support.sample_package import assemble
@@ -159,7 +158,7 @@ def test_a_build_tells_its_sandbox_and_its_packages_do_not(
     for mode in ("off", "auto"):
         out = project.parent / mode
         command = ["build", str(project), "--variant", "torch-cpu", "--sandbox", mode, "--out", str(out), "--json"]
-        done = CliRunner().invoke(main, command)
+        done = invoke(*command)
         assert done.exit_code == 0, done.stderr
         (package,) = json.loads(done.stdout)["packages"]
         assert (package["sandbox"] is None) == (mode == "off" or chosen("auto", None).kind is None)

@@ -10,15 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from kernel_builder import toml_file
 from kernel_builder.backends.cuda import CUDA, backend, toolkits
 from kernel_builder.backends.tools import CudaCompiler
-from kernel_builder.cli import main
 from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ToolchainError
+from tests.support.cli import invoke
 
 from .index_server import NVCC
 
@@ -160,7 +159,7 @@ def test_doctor_tells_if_a_machine_is_complete(
         monkeypatch.delenv(name, raising=False)
     if not complete:
         monkeypatch.setenv("PATH", str(tmp_path))
-    done = CliRunner().invoke(main, ["doctor", "--json"])
+    done = invoke("doctor", "--json")
     report = json.loads(done.stdout)
     assert (done.exit_code, report["ready"]) == (1 - complete, {"cpu": complete, "cuda": complete})
     findings = {finding["name"]: finding for finding in report["findings"]}

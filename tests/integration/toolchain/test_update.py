@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder import scaffold
 from kernel_builder.progress import Silent
 from kernel_builder.toolchain import lock
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import resolve
-from kernel_builder.upkeep import CUDA, FILES, LOCK, MATRIX, SHIMS, Update, find
+from kernel_builder.upkeep import CUDA, FILES, LOCK, MATRIX, SHIMS, find
 from kernel_format.errors import FetchError
 from tests.support.places import SOURCES
 
@@ -61,7 +62,7 @@ def checkout(tmp_path: Path, index: IndexServer) -> Path:
     return root
 
 
-def find_update(checkout: Path, index: IndexServer) -> Update:
+def find_update(checkout: Path, index: IndexServer) -> tuple[list[str], dict[str, str]]:
     """Of the index with Torch's builds for every CUDA release, only the names are read."""
     versions = ("2.10.3+cu126", *(f"2.16.0+{build}" for build in ("cpu", "cu130", "cu134", "cu129", "xpu")))
     tags = [f"cp311-cp311-manylinux_2_28_{machine}" for machine in ("x86_64", "aarch64")]
@@ -74,10 +75,10 @@ def find_update(checkout: Path, index: IndexServer) -> Update:
 def test_a_new_torch_release(checkout: Path, index: IndexServer, torch_files: dict[str, bytes]) -> None:
     before = {name: (checkout / name).read_text() for name in FILES}
     index.files |= torch_files
-    update = find_update(checkout, index)
+    changes, files = find_update(checkout, index)
     assert before == {name: (checkout / name).read_text() for name in FILES}, "nothing is written yet"
-    update.write(checkout)
-    assert set(update.files) == set(FILES)
+    scaffold.write(files, checkout, overwrite=True)
+    assert set(files) == set(FILES)
     matrix = before[MATRIX].replace("\n# And", '\n[torch."2.16"]\ncxx = 20\n\n# And')
     assert (checkout / MATRIX).read_text() == matrix
     new = '\n"2.16" = [\n    "torch_cuda_second",\n    "torch_second",\n]\n'
@@ -94,18 +95,18 @@ def test_a_new_torch_release(checkout: Path, index: IndexServer, torch_files: di
         f"CUDA 13.4 is not in `{CUDA}`: add its components, capabilities and Torch releases there",
         f"`{CUDA}` changes",
     ):
-        assert line in update.changes
-    assert any(line.startswith("Torch 2.16 for CUDA 12.9, 13.0, 13.4, with C++20") for line in update.changes)
-    assert find_update(checkout, index) == Update((), {})
+        assert line in changes
+    assert any(line.startswith("Torch 2.16 for CUDA 12.9, 13.0, 13.4, with C++20") for line in changes)
+    assert find_update(checkout, index) == ([], {})
 
 
 def test_a_new_patch(checkout: Path, index: IndexServer) -> None:
     for machine in ("x86_64", "aarch64"):
         name = f"torch-2.10.3-cp311-cp311-manylinux_2_28_{machine}.whl"
         index.files[name.replace("2.10.3", "2.10.4")] = index.files[name].replace(b"2.10.3", b"2.10.4")
-    update = find_update(checkout, index)
-    assert "torch-2.10.4-" in update.files[LOCK]
-    assert set(update.files) == {LOCK}
+    _, files = find_update(checkout, index)
+    assert "torch-2.10.4-" in files[LOCK]
+    assert set(files) == {LOCK}
 
 
 @pytest.mark.attack

@@ -9,48 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from kernel_aot import Op, expressions, python_code, read_ops, select_language, variants
+from kernel_aot import Op, expressions, python_code, read_ops, select_language, sources, variants
 from kernel_aot.images import Cubin
 from kernel_builder import toml_file
 from kernel_builder.config import aot_toml
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_format.errors import ConfigError
+from tests.support.places import SOURCES
 
 MISTAKES = toml_file.read(Path(__file__).with_name("mistakes.toml"))
-BUILD = """[general]
-name = "scale"
-version = 1
-edition = 6
-license = "apache-2.0"
-backends = ["cuda"]
-[torch-noarch]
-"""
-KERNELS = '''"""Scales tensors."""
-import torch, triton
-import triton.language as tl
-
-@triton.jit
-def scale_kernel(x_ptr, out_ptr, n, factor, FLAG: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < n) * factor, mask=at < n)
-
-def scale(x: torch.Tensor, factor: float = 2.0, flag: bool = False) -> torch.Tensor:
-    """Return x * factor."""
-    assert x.is_contiguous()
-    assert x.dim() <= 2
-    out = torch.empty_like(x)
-    scale_kernel[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), factor, FLAG=flag, BLOCK=1024)
-    return out
-'''
-AOT = """source = "torch-ext/scale/kernels.py"
-[op.scale]
-kernel = "scale_kernel"
-dtypes = ["float16", "float32"]
-divisible = ["x_ptr", "n"]
-prefer_shared = true
-config = [{ FLAG = false, num_warps = 2 }, { FLAG = true }]
-"""
+BUILD = SOURCES["aot_build_toml"]
+KERNELS = SOURCES["triton_kernels"]
+AOT = SOURCES["aot_toml"]
 
 
 def project(directory: Path, aot: str = AOT, kernels: str = KERNELS) -> Project:
@@ -163,3 +134,31 @@ def test_expressions_have_the_same_meaning_in_cpp(text: str, cpp: str, kind: str
     scope = {"x": "Tensor", "n": "int", "flag": "bool", "scale": "float"}
     made = expressions.translate(text, scope, "aot.toml")
     assert (made.cpp, made.kind, made.python) == (cpp, kind, text)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("attack", MISTAKES["attack"], ids=lambda attack: attack["message"])
+def test_texts_of_aot_toml_do_not_reach_the_generated_code(tmp_path: Path, attack: Mapping[str, str]) -> None:
+    """As names they would be paths, which the builder writes outside of the sandbox."""
+    with pytest.raises(ConfigError) as caught:
+        ops_of(project(tmp_path, AOT.replace(attack["old"], attack["new"])))
+    assert attack["message"] in str(caught.value)
+    assert attack["where"] in str(caught.value.where)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("doc", ['ends in "', 'a """;run(); """', r"a \N, and \ at its end\ "])
+def test_a_docstring_of_the_author_stays_one(tmp_path: Path, doc: str) -> None:
+    text = KERNELS.replace('"""Return x * factor."""', f"r'''{doc}'''")
+    (op,) = ops_of(project(tmp_path, kernels=text))
+    functions = ast.parse(python_code.module([op], text, "kernels.py", 1)).body
+    (scale,) = (node for node in functions if isinstance(node, ast.FunctionDef) and node.name == "scale")
+    assert str(ast.get_docstring(scale)).strip() == doc.replace('"""', "'''").strip()
+
+
+@pytest.mark.attack
+def test_two_ops_cannot_have_one_source(tmp_path: Path) -> None:
+    made = project(tmp_path, AOT.replace("scale]", "binding]"), KERNELS.replace("def scale(", "def binding("))
+    tables = aot_toml.read(made.root)
+    with pytest.raises(ConfigError, match="source of the same name"):
+        sources(made.root, tables, "scale", read_ops(made.root, tables), [[]] * 12)

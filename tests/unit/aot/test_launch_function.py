@@ -3,36 +3,18 @@
 import json
 import re
 import textwrap
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from kernel_aot import read_launch_function
+from kernel_aot import read_launch_function, read_ops
 from kernel_builder import toml_file
 from kernel_format.errors import ConfigError
+from tests.support.places import SOURCES
 
 MISTAKES = toml_file.read(Path(__file__).with_name("mistakes.toml"))
-KERNEL = """
-import torch
-import triton
-import triton.language as tl
-
-@triton.jit
-def count(value, ptrs):
-    tl.atomic_add(ptrs, value)
-
-@triton.jit
-def kernel(
-    x_ptr, index_ptr, out_ptr, sums_ptr, n, stride, alpha, bias_ptr,
-    TYPE: tl.constexpr, FLAG: tl.constexpr, BLOCK: tl.constexpr, MODE: tl.constexpr = 3,
-):
-    index = tl.load(index_ptr + tl.program_id(0))
-    ptrs = sums_ptr + index
-    ptrs += n
-    count(1, ptrs)
-    tl.store(out_ptr + index, tl.load(x_ptr))
-
-"""
+KERNEL = SOURCES["launched_kernel"]
 
 
 def read(tmp_path: Path, source: str) -> dict:
@@ -90,3 +72,24 @@ def test_parameters_have_types_of_schemas(tmp_path, parameters, message):
 def test_a_missing_function_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="has no function launch, which"):
         read(tmp_path, "def lunch(): pass")
+
+
+CALLS = "\n@triton.jit\ndef f{0}(x_ptr):\n    f{1}(x_ptr)\n    f{1}(x_ptr)\n"
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("kernels", "message"),
+    [
+        ("".join(CALLS.format(number, number + 1) for number in range(40)), None),
+        (CALLS.format(0, 1) + CALLS.format(1, 0), None),
+        ("".join(CALLS.format(number, number + 1) for number in range(2000)), "is too complex"),
+        (f"N = {'1+' * 20_000}1", "is not Python"),
+        (f"def op(x: torch.Tensor, n: int = 0x{'f' * 6000}) -> None:\n    f0[(1,)](x)\n", "is too complex"),
+    ],
+)
+def test_no_module_stops_its_reader(tmp_path: Path, kernels: str, message: str | None) -> None:
+    op = "@triton.jit\ndef f0(x_ptr):\n    pass\ndef op(x: torch.Tensor) -> None:\n    f0[(1,)](x)\n"
+    (tmp_path / "kernels.py").write_text(op + kernels)
+    with pytest.raises(ConfigError, match=message) if message else nullcontext():
+        read_ops(tmp_path, {"source": "kernels.py", "op": {"op": {"kernel": "f0", "dtypes": ["float32"]}}})

@@ -20,18 +20,12 @@ from kernel_builder.steps.graph import Graph
 from kernel_builder.steps.plan import plan
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ConfigError, VariantError
+from tests.support.places import SOURCES
 from tests.unit.package.test_wheel_choice import clients_choice
 
 Copy = Callable[..., Path]
 
-KERNEL = """
-[kernel.scale_rocm]
-language = "cpp-rocm"
-depends = []
-rocm-archs = ["gfx942", "gfx1100", "gfx941"]
-hip-flags = ["-munsafe-fp-atomics"]
-src = ["scale/scale_cuda.cu", "scale/scale.h"]
-"""
+KERNEL = SOURCES["rocm_kernel"].replace('"scale/row_norm.cu", ', "")
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from kernel_builder.cli import main
 from kernel_builder.progress import shown
+from tests.support.cli import invoke
 
 COMMANDS = sorted(main.list_commands(None))  # type: ignore[arg-type]
 HIDDEN = ["build-and-copy", "build-and-upload", "completions", "hash"]
@@ -20,7 +20,7 @@ HIDDEN = ["build-and-copy", "build-and-upload", "completions", "hash"]
 
 @pytest.mark.parametrize("command", [*COMMANDS, *HIDDEN])
 def test_every_command_has_help(command: str) -> None:
-    done = CliRunner().invoke(main, [command, "--help"])
+    done = invoke(command, "--help")
     assert done.exit_code == 0
     assert len(done.output.splitlines()) > 5
 
@@ -31,20 +31,20 @@ def test_mistyped_commands_and_options_get_a_hint() -> None:
         (["build", "--keep-generated", "--out", "x"], "'--keep-generated' requires a path, and '--out' is an option"),
         (["upload", "/no", "--output-json", "--dry-run"], "there is no such file"),
     ):
-        done = CliRunner().invoke(main, words)
+        done = invoke(*words)
         assert (done.exit_code, message in done.output) == (2, True), done.output
 
 
 def test_a_command_whose_import_fails_states_the_reason_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kernel_judge.cli.judge_command", None)
-    done = CliRunner().invoke(main, ["judge", "candidate.py"])
+    done = invoke("judge", "candidate.py")
     assert done.exit_code == 4
     assert done.output.startswith("warning: `judge` cannot be imported: ")
     assert "No such command" not in done.output
 
 
 def test_completion_completes() -> None:
-    assert "_KERNEL_BUILDER_COMPLETE" in CliRunner().invoke(main, ["completions", "bash"]).output
+    assert "_KERNEL_BUILDER_COMPLETE" in invoke("completions", "bash").output
     # The request that the script makes at the prompt `kernel-builder build --var`.
     builder = Path(sys.executable).with_name("kernel-builder")
     variables = {
@@ -58,13 +58,13 @@ def test_completion_completes() -> None:
 
 def test_errors_are_text_or_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["check-config", str(tmp_path)]
-    printed = CliRunner().invoke(main, command)
+    printed = invoke(*command)
     assert printed.exit_code == 2
     assert printed.stdout == ""
     assert printed.stderr.startswith("error: ")
     assert "hint: " in printed.stderr
     monkeypatch.setattr(sys, "argv", ["kernel-builder", *command, "--json"])
-    answer = json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)
+    answer = json.loads(invoke(*command, "--json").stdout)
     assert answer["error"] == "ConfigError"
     assert answer["where"] and answer["hint"]
 
@@ -102,7 +102,7 @@ def test_a_projects_text_is_printed_without_commands(tmp_path: Path, attack: str
     project = tmp_path / f"kernel{attack.replace('/', '-')}"
     project.mkdir()
     (project / "build.toml").write_text("[general]\n")
-    done = CliRunner().invoke(main, ["check-config", str(project)], **options)
+    done = invoke("check-config", project, **options)
     assert done.exit_code == 2 and "kernel" in done.stderr
     for command in ("\x1b[2J", "\x1b]", "\r", "\x9b", "\u202e", "##["):
         assert command not in done.output

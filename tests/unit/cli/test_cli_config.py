@@ -7,10 +7,9 @@ import stat
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from kernel_builder.cli import main
 from kernel_builder.config.variant import this_platform
+from tests.support.cli import invoke
 
 BUILD_TOML = Path(__file__).with_name("demo.toml").read_text()
 
@@ -18,10 +17,6 @@ BUILD_TOML = Path(__file__).with_name("demo.toml").read_text()
 def in_edition_6(added: str, text: str = BUILD_TOML) -> str:
     """Return the file as `update-build` converts it."""
     return text.replace('"rocm"]\n', f'"rocm"]\n{added}').replace('backend = "', 'language = "cpp-')
-
-
-def invoke(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def project(directory: Path, text: str) -> Path:

@@ -13,6 +13,7 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release
 from kernel_builder.hub import card, project_sources
 from kernel_format.errors import ConfigError
+from tests.support.cli import invoke
 from tests.support.git import git
 
 MINIMAL = Path(__file__).with_name("minimal.toml").read_text()
@@ -184,3 +185,26 @@ def test_names_that_the_builder_uses_are_reserved(home: Path, name: str) -> None
     file.touch()
     error = mistake(home, MINIMAL.replace("[torch]", '[torch]\npyext = ["py", "json", "pyc"]'))
     assert error.where == str(home / "torch-ext/my_relu" / name.partition("/")[0])
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("command", "link"), [("build", "build"), ("wheel", "dist"), ("sign", "build"), ("sign", "build/torch-cpu")]
+)
+def test_no_command_writes_through_a_link_of_the_project(home: Path, tmp_path: Path, command: str, link: str) -> None:
+    (home / "build.toml").write_text(MINIMAL)
+    (tmp_path / "other").mkdir()
+    (home / link).parent.mkdir(exist_ok=True)
+    (home / link).symlink_to(tmp_path / "other")
+    done = invoke(command, home)
+    assert (done.exit_code, done.stderr.count("is a symbolic link")) == (ConfigError.exit_code, 1), done.output
+    assert not any((tmp_path / "other").iterdir())
+
+
+@pytest.mark.attack
+def test_links_between_directories_are_not_followed_without_end(home: Path) -> None:
+    for name, other in ("ab", "ba"):
+        (home / "torch-ext/my_relu" / name).mkdir()
+        for number in range(2):
+            (home / f"torch-ext/my_relu/{name}/{number}").symlink_to(f"../{other}")
+    assert "remove links between directories" in str(mistake(home).hint)

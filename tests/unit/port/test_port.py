@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from kernel_builder import toml_file
-from kernel_builder.cli import main
 from kernel_builder.config.project_files import read_project
 from kernel_builder.port.setup_runs import run_setup
 from kernel_builder.steps import confinement
 from kernel_sandbox.confine import BUBBLEWRAP
 from tests.support import public_parser
+from tests.support.cli import invoke
 from tests.support.sandboxes import skip_unless
 
 SETUPS = toml_file.read(Path(__file__).with_name("setups.toml"))
@@ -44,7 +44,7 @@ def sandbox() -> None:
 
 
 def port(*args: str | Path) -> Result:
-    return CliRunner().invoke(main, ["port", *map(str, args)])
+    return invoke("port", *args)
 
 
 def as_json(*args: str | Path) -> dict[str, Any]:
@@ -267,7 +267,7 @@ def test_no_argument_is_lost(tmp_path: Path) -> None:
     assert sorted(entry["line"] for entry in report["rewrites"]) == [1, 2, 3, 4, 5], "each once"
     for start in ("lib is a git submodule, and empty", "include registration.h", 'add stable-abi = "2.10"'):
         assert any(note.startswith(start) for note in report["notes"]), start
-    assert CliRunner().invoke(main, ["check-config", str(tmp_path)]).exit_code == 0
+    assert invoke("check-config", tmp_path).exit_code == 0
 
 
 def test_flags_for_the_stable_abi_become_its_key(tmp_path: Path) -> None:

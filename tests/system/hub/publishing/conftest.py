@@ -18,6 +18,7 @@ from sigstore.models import ClientTrustConfig
 from kernel_builder.hub.publication import Published, PublishRequest
 from kernel_builder.hub.publish import publish
 from kernel_builder.pipeline import BuildRequest, build
+from kernel_builder.progress import Silent
 from kernel_builder.toolchain import Toolchains
 from tests.support.places import CPU, PROJECTS
 from tests.support.running_hub import RunningHub, running_hub
@@ -129,12 +130,14 @@ def commits(hub: RunningHub, repo_id: str, revision: str) -> int:
     return len(hub.api().list_repo_commits(repo_id, repo_type="kernel", revision=revision))
 
 
-def put(hub: RunningHub, project: Path, repo_id: str = DOUBLING, token: str = "any", **options: object) -> Published:
+def put(
+    hub: RunningHub, project: Path, repo_id: str | None = DOUBLING, token: str = "any", **options: object
+) -> Published:
     """Publish a project without loading its packages."""
     given = {"repo_id": repo_id, "endpoint": hub.url, "load": False, **options}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", token)
-        return publish(PublishRequest(project, **given))  # type: ignore[arg-type]
+        return publish(PublishRequest(project, **given), Silent())  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def test_a_kernel_and_what_it_loads_for_another_owner(hub: RunningHub, top: Path
 def test_packages_of_another_owner_are_refused(hub: RunningHub, top: Path, tmp_path: Path) -> None:
     build(BuildRequest((top,), load=False), Toolchains(cache=tmp_path / "cache")).raise_error()
     with pytest.raises(PackageError) as raised:
-        put(hub, top, "me/")
+        put(hub, top, None, owner="me")
     expected = "`kernel-depends` is ['kernels-community/base']; expected ['me/base'], as in build.toml or by --owner"
     assert raised.value.message == expected
     assert raised.value.hint and raised.value.hint.endswith(f"kernel-builder build {top} --owner me")

@@ -10,9 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from kernel_builder.cli import main
 from kernel_builder.hub.audit import audit
 from kernel_builder.hub.signing import sign
 from kernel_builder.hub.verification import verify
@@ -20,6 +18,7 @@ from kernel_format.errors import CheckError, PackageError, VerificationError
 from kernel_format.signatures import key_bundle, read_private_key
 from kernel_format.tree_digest import SIGNATURE
 from tests.support.builder_process import run_builder
+from tests.support.cli import invoke
 from tests.support.running_hub import RunningHub
 from tests.support.torch_process import run_with_torch
 
@@ -77,7 +76,7 @@ def test_signatures_of_other_workflows_or_other_metadata_are_rejected(
     packages = sorted((doubling / "build").iterdir())
     build_for(doubling, REPO)
     environment = {"SIGSTORE_ID_TOKEN": sigstore_instance.token(*OURS)}
-    signed = CliRunner().invoke(main, ["sign", str(doubling)], env=environment)
+    signed = invoke("sign", doubling, env=environment)
     assert signed.exit_code == 0 and signed.output.count("signed ") == 2, signed.output
     signature = (packages[1] / "metadata.json.sigstore").read_bytes()
     put(hub, doubling, REPO)
@@ -126,7 +125,7 @@ OPENSSL = ("openssl", "genpkey", "-algorithm", "ed25519")
 
 
 def signed_by(project: Path, key: Path, given: str | None = None) -> str:
-    done = CliRunner().invoke(main, ["sign", str(project), "--key", str(key)], input=given)
+    done = invoke("sign", project, "--key", key, input=given)
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -231,9 +230,9 @@ def test_invalid_keys_are_reported(doubling: Path, tmp_path: Path) -> None:
         (rsa, None, "expected a key of Ed25519"),
         (Path(f"{locked}.pub"), None, "the private key cannot be read"),
     ):
-        done = CliRunner().invoke(main, ["sign", str(doubling), "--key", str(key)], input=given)
+        done = invoke("sign", doubling, "--key", key, input=given)
         assert done.exit_code == 10 and message in done.output, done.output
     assert not list(doubling.rglob("*.sigstore"))
     for signer, message in ((locked, "is a private key"), (tmp_path / "none", "nor a file with a public key")):
-        done = CliRunner().invoke(main, ["verify", REPO, "--signer", str(signer)])
+        done = invoke("verify", REPO, "--signer", signer)
         assert done.exit_code == 10 and message in done.output, done.output
