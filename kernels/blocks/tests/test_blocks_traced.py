@@ -69,6 +69,10 @@ def rms_norm(x, weight, eps=1e-6):
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
+def patches(x):
+    return x.transpose(1, 2).contiguous().transpose(1, 2) + x
+
+
 NORMS = {
     "rounded before the weight": (rms_norm, "RMSNorm"),
     "rounded last": (
@@ -81,6 +85,8 @@ NORMS = {
     ),
     "of Torch": (lambda x, w: F.rms_norm(x, (x.shape[-1],), w, 1e-6), "RMSNorm"),
     "centered": (lambda x, w: F.layer_norm(x, (x.shape[-1],), w, None, 1e-6), "LayerNorm"),
+    "of patches": (lambda x, w: F.layer_norm(patches(x), x.shape[-1:], w), "residual sum with norm"),
+    "of patches with views": (lambda x, w: F.layer_norm(p := patches(x), p.shape[-1:], w) + p.mT.view(-1)[0], None),
     "in bfloat16": (lambda x, w: w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)), None),
     "of another dimension": (lambda x, w: w * (x.float() * x.float().pow(2).mean(1, True).rsqrt()).to(x.dtype), None),
 }
