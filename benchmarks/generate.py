@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from model_reports import case_parser, describe, kernel, update
-from public_models import gemma3_config, llama_config, make_model, qwen3_config, qwen3_moe_config
+from public_models import gemma3_config, llama_config, make_model, qwen2_config, qwen3_config, qwen3_moe_config
 from torch import Tensor, nn
 
 NEW_TOKENS = 128
@@ -65,6 +65,7 @@ _qwen3_4b = partial(qwen3_config, hidden_size=2560, intermediate_size=9728, tie_
 
 CASES = {
     "llama-8b": Case(llama_config, 32, 32, 1, 200),
+    "qwen2-1.5b": Case(qwen2_config, 28, 28, 1, 200),
     "qwen3-4b": Case(_qwen3_4b, 36, 36, 8, 300),
     "gemma3-4b": Case(gemma3_config, 34, 34, 1, 200),
     "qwen3-moe": Case(qwen3_moe_config, 12, 48, 1, 200),

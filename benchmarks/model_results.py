@@ -27,6 +27,8 @@ TITLES = {
     "qwen3-vl-1152": "Qwen3-VL-4B, an image of 1024x1024 and text",
     "gemma3n-1024": "Gemma 3n E2B, prefill of 1,024",
     "z-image-4096": "Z-Image, 1024x1024",
+    "cogvideox-9450": "CogVideoX 5B, 7x60x90",
+    "siglip-8": "SigLIP so400m, 8 images",
 }
 TRAINING_TITLES = {"llama-1b": "Llama 3.2 1B", "qwen2-1.5b": "Qwen2.5 1.5B"}
 TRAINING = ("eager", "compile", "liger", "accelerated", "accelerated, no logits")
@@ -41,6 +43,7 @@ HEADINGS = {
 }
 _GENERATE_TITLES = {
     "llama-8b": "Llama 3.1 8B",
+    "qwen2-1.5b": "Qwen2.5 1.5B",
     "qwen3-4b": "Qwen3 4B",
     "gemma3-4b": "Gemma 3 4B",
     "qwen3-moe": "Qwen3-30B-A3B",

@@ -204,6 +204,37 @@ def _z_image_inputs(model: nn.Module, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
+def _cogvideox(layers: int) -> nn.Module:
+    from diffusers import CogVideoXTransformer3DModel
+
+    return CogVideoXTransformer3DModel(num_attention_heads=48, num_layers=layers, use_rotary_positional_embeddings=True)
+
+
+def _cogvideox_inputs(model: nn.Module, dtype: torch.dtype) -> dict[str, Any]:
+    from diffusers.models.embeddings import get_3d_rotary_pos_embed
+
+    tables = get_3d_rotary_pos_embed(64, ((0, 0), (30, 45)), (30, 45), 7)
+    hidden_states = torch.randn(1, 7, 16, 60, 90, dtype=dtype)
+    return {
+        "hidden_states": hidden_states,
+        "encoder_hidden_states": torch.randn(1, 226, 4096, dtype=dtype),
+        "timestep": torch.full((1,), 500),
+        "image_rotary_emb": tuple(table.to(hidden_states.device) for table in tables),
+        "return_dict": False,
+    }
+
+
+def _siglip(layers: int) -> nn.Module:
+    from transformers import SiglipVisionConfig, SiglipVisionModel
+
+    sizes = {"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16}
+    return SiglipVisionModel(SiglipVisionConfig(**sizes, num_hidden_layers=layers, image_size=384, patch_size=14))
+
+
+def _images(model: nn.Module, dtype: torch.dtype) -> dict[str, Any]:
+    return {"pixel_values": torch.randn(8, 3, 384, 384, dtype=dtype), "return_dict": False}
+
+
 CASES = {
     "ltx-2464": Case(_ltx, _ltx_inputs(7, 16, 22), 28),
     "ltx-7056": Case(_ltx, _ltx_inputs(9, 28, 28), 28),
@@ -218,6 +249,8 @@ CASES = {
     "qwen3-vl-1152": Case(_qwen3_vl, _image_and_text, 36),
     "gemma3n-1024": Case(_gemma3n, _prefill(1024), 30),
     "z-image-4096": Case(_z_image, _z_image_inputs, 30),
+    "cogvideox-9450": Case(_cogvideox, _cogvideox_inputs, 42),
+    "siglip-8": Case(_siglip, _images, 27),
 }
 
 
@@ -251,6 +284,21 @@ def qwen3_config(layers: int, **sizes: Any) -> Any:
         num_key_value_heads=8,
         head_dim=128,
         **sizes,
+    )
+
+
+def qwen2_config(layers: int) -> Any:
+    """Return the configuration of Qwen2.5 1.5B."""
+    from transformers import Qwen2Config
+
+    return Qwen2Config(
+        vocab_size=151936,
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=layers,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
     )
 
 

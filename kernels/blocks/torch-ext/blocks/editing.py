@@ -110,11 +110,37 @@ class Editor:
             return False
         return not any(angle < other for other in self._changing)
 
+    def straighten_sums(self) -> None:
+        """Compute sums on contiguous rows if only norms and further sums read them: the rows of image patches are not.
+
+        Otherwise each sum would take the strides of the one before, and each norm would copy its input.
+        """
+        for node in self.nodes(iter):
+            if operation(node) == "add" and fits(node) and value(node).stride(-1) != 1:
+                sums = _sums_from(node)
+                for x in (x for x in node.args if sums and is_alike(x, node)):
+                    node.replace_input_with(x, self.insert_view(node, "contiguous", x))
+                for part in sums:
+                    part.meta["example_value"] = value(part).contiguous()
+
     def remove_copies(self) -> None:
         """Remove operations that return their argument: casts to its dtype, dropouts of nothing, slices of all."""
         for node in self.nodes():
             if is_tensor(node) and _returns_its_argument(node):
                 self.replace(node, node.args[0])
+
+
+def _sums_from(node: Node) -> set[Node]:
+    """Return a sum and those that are computed from it; none if their values have other users than norms."""
+    sums, pending = {node}, [node]
+    while pending:
+        for user in pending.pop().users:
+            if operation(user) == "add" and fits(user) and user not in sums:
+                sums.add(user)
+                pending.append(user)
+            elif operation(user) not in ("add", "layer_norm", "rms_norm"):
+                return set()
+    return sums
 
 
 def _returns_its_argument(node: Node) -> bool:

@@ -91,6 +91,7 @@ def fuse(module: GraphModule, returns_logits: bool = True) -> list[tuple[Node, s
     editor = Editor(module)
     editor.remove_copies()
     editor.merge_equal()
+    editor.straighten_sums()
     for replace in (
         partial(join_loss, returns_logits=returns_logits),
         drop_causal_mask,

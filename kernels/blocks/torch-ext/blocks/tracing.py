@@ -7,6 +7,7 @@ calls run one by one, without the Python of the model around them.
 
 import copy
 import gc
+import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -30,29 +31,28 @@ from .report import Report
 _PATCHED = "the method of a class was patched after accelerate"
 _NUMBERED = 'blocks have numbers in a cache, by which Torch traces each apart: scope="model" or graphs=True traces them'
 # The modules of a model that run by graphs. No value may refer to the model.
+_numbers = itertools.count()
 _traced: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[nn.Module]]" = weakref.WeakKeyDictionary()
 
 
 def trace(model: nn.Module, report: Report, scope: str, returns_logits: bool = True) -> None:
     """Let a model run by graphs with the kernels, from its next call on. Each graph adds to the report.
 
-    The scope is "model" for a graph of the whole model, "blocks" for one of each class of blocks in its lists.
+    The scope is "model" for a graph of the whole model, "blocks" for one of each class of blocks in a list.
     """
-    modules = [model] if scope == "model" else _blocks_of(model)
-    for cls in {type(module) for module in modules}:
-        alike = [module for module in modules if type(module) is cls]
-        compiled = _compiled(alike, _Backend(cls, report, returns_logits, is_block=scope == "blocks"))
-        for module in alike:
+    groups = [[model]] if scope == "model" else _groups_in(model)
+    for modules in groups:
+        compiled = _compiled(modules, _Backend(type(modules[0]), report, returns_logits, is_block=scope == "blocks"))
+        for module in modules:
             call = _TracedCall(compiled, module)
             call.former, module._compiled_call_impl = module._compiled_call_impl, call
-    _traced[model] = weakref.WeakSet(modules)
+    _traced[model] = weakref.WeakSet(itertools.chain(*groups))
 
 
 def untrace(model: nn.Module) -> None:
     """Undo `trace`."""
     for module in _traced.pop(model, ()):
-        call = module._compiled_call_impl
-        if isinstance(call, _TracedCall):
+        while isinstance(call := module._compiled_call_impl, _TracedCall):  # a module may stand in lists twice
             module._compiled_call_impl = call.former
         if module._compiled_call_impl is None:
             vars(module).pop("_compiled_call_impl", None)
@@ -65,12 +65,15 @@ class _TracedCall(partial[Any]):
     has_run = False
 
 
-def _blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the modules in the outermost lists of a model."""
-    blocks: list[nn.Module] = []
-    for module in model.children():
-        blocks += [*module] if isinstance(module, nn.ModuleList) else _blocks_of(module)
-    return blocks
+def _groups_in(model: nn.Module) -> list[list[nn.Module]]:
+    """Return the modules of each class in each of the outermost lists of a model."""
+    groups = []
+    for part in model.children():
+        if isinstance(part, nn.ModuleList):
+            groups += [[module for module in part if type(module) is cls] for cls in dict.fromkeys(map(type, part))]
+        else:
+            groups += _groups_in(part)
+    return groups
 
 
 def _compiled(modules: Sequence[nn.Module], backend: "_Backend") -> Callable[..., Any]:
@@ -80,8 +83,9 @@ def _compiled(modules: Sequence[nn.Module], backend: "_Backend") -> Callable[...
     def traced(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return module._call_impl(*args, **kwargs)
 
-    # Torch counts the graphs of a code object, up to 8: each model and each class of blocks has one of its own.
-    traced.__code__ = traced.__code__.replace()
+    # Torch counts the graphs of a code object, up to 8, and traces sizes as symbols that differ between calls of one
+    # name in a file: each model and each list of blocks has a code object and a name of its own.
+    traced.__code__ = traced.__code__.replace(co_name=f"{backend.cls.__name__}_{next(_numbers)}")
     compiled = torch.compile(traced, backend=backend)
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -133,8 +137,7 @@ def _methods_in(modules: Sequence[nn.Module]) -> list[tuple[type, str, Any]]:
     parts = [part for module in modules for part in module.modules()]
     processors = [value for part in parts for value in vars(part).values() if callable(value)]
     owners = {type(part) for part in (*parts, *processors)}
-    names = ("forward", "__call__")
-    methods = [(owner, name, getattr(owner, name, None)) for owner in owners for name in names]
+    methods = [(owner, name, getattr(owner, name, None)) for owner in owners for name in ("forward", "__call__")]
     return [entry for entry in methods if isinstance(entry[2], FunctionType)]
 
 
