@@ -52,13 +52,15 @@ class NewObjects:
         """Move the staged objects into the repository. `grow` is called with their bytes on the disk before."""
         if self._directory is None:  # the repository is not visible yet
             return
-        staged = ((path, self._objects / path.parent.name / path.name) for path in self._directory.glob("??/*"))
-        new = [(path, target) for path, target in staged if not target.exists()]
-        grow(sum(occupied(path.stat().st_size) for path, _ in new))
-        for path, target in new:
-            retry_reading(partial(_move, path, target))
+        new = list(self._directory.glob("??/*"))
+        grow(sum(occupied(path.stat().st_size) for path in new))
+        for path in new:
+            retry_reading(partial(self._move, path))
 
-
-def _move(path: Path, target: Path) -> None:
-    target.parent.mkdir(exist_ok=True)
-    path.rename(target)
+    def _move(self, path: Path) -> None:
+        target = self._objects / path.parent.name / path.name
+        try:
+            path.rename(target)
+        except FileNotFoundError:
+            target.parent.mkdir(exist_ok=True)
+            path.rename(target)
