@@ -34,11 +34,7 @@ def read_repository(
     versions = version_branches(repository)
     newest = repository.refs.resolve(versions[-1]) if versions else main
     modified = repository.revisions.last_modified(main)
-    card = _card_blob(repository, main) or _card_blob(repository, newest)
-    if known is not None and known.card == card:
-        summary = known.summary
-    else:
-        summary = _summary(card_source(repository, main) or card_source(repository, newest))
+    card, source, _ = find_card(repository, main, newest)
     return IndexedRepository(
         repo_id=repository.repo_id,
         organization=repository.repo_id.partition("/")[0],
@@ -48,7 +44,7 @@ def read_repository(
         changed=max(modified, repository.revisions.last_modified(newest)),
         versions=" ".join(versions),
         card=card,
-        summary=summary,
+        summary=known.summary if known is not None and known.card == card else _summary(source),
         bytes=stored_bytes(repository, large_files) if known is None else known.bytes,
     )
 
@@ -78,19 +74,19 @@ def version_branches(repository: GitRepository) -> tuple[str, ...]:
     return tuple(sorted((name for name in branches if re.fullmatch(r"v\d{1,9}", name)), key=lambda name: int(name[1:])))
 
 
-def _card_blob(repository: GitRepository, commit: str) -> str:
-    entry = repository.revisions.find(commit, "README.md")
-    return "" if entry is None or entry.is_folder else entry.oid
-
-
-def card_source(repository: GitRepository, commit: str) -> str:
-    """Return the Markdown of a revision's card, or "" if it has none."""
-    entry = repository.revisions.find(commit, "README.md")
-    if entry is None or entry.is_folder:
-        return ""
-    if entry.large or entry.size > CARD_BYTES:
-        return f"The [card](README.md) has {entry.content_size / 1024:.0f} KiB and is too large to show here."
-    return front_matter.split(repository.revisions.read(entry).decode("utf-8", "replace"))[1]
+def find_card(repository: GitRepository, *commits: str) -> tuple[str, str, str]:
+    """Return the blob, the Markdown and the commit of the first card in one of several commits, or "" for each."""
+    for commit in commits:
+        entry = repository.revisions.find(commit, "README.md")
+        if entry is None or entry.is_folder:
+            continue
+        if entry.large or entry.size > CARD_BYTES:
+            size = f"{entry.content_size / 1024:.0f} KiB"
+            return entry.oid, f"The [card](README.md) has {size} and is too large to show here.", commit
+        text = front_matter.split(repository.revisions.read(entry).decode("utf-8", "replace"))[1]
+        if text:
+            return entry.oid, text, commit
+    return "", "", ""
 
 
 def _summary(card: str) -> str:

@@ -31,7 +31,7 @@ from kernel_hub.git.objects import PullRequest, TreeEntry
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal, no_token
-from kernel_hub.repositories.reader import card_source, version_branches
+from kernel_hub.repositories.reader import find_card, version_branches
 from kernel_hub.routes.absent import absent
 from kernel_hub.routes.parameters import RepoId, TheCaller, TheHub, base_url, timestamp
 from kernel_hub.tokens import Caller
@@ -228,10 +228,9 @@ def _clean_html(source: str, base: str) -> str:
 
 def _card(repository: GitRepository, commit: str, main: str, branch: str) -> str:
     """Return the card as sanitized HTML."""
-    source, revision = card_source(repository, main), "main"
-    if not source:
-        source, revision = card_source(repository, commit), branch
-    base = f"/kernels/{repository.repo_id}/resolve/{quote(revision, safe='')}/"
+    _, source, found = find_card(repository, main, commit)
+    revision = quote("main" if found == main else branch, safe="")
+    base = f"/kernels/{repository.repo_id}/resolve/{revision}/"
     text, _, generated = source.partition(front_matter.GENERATED)
     return _clean_html(text + _SHOWN_ABOVE.sub("", generated), base)
 
