@@ -13,11 +13,13 @@ import pygit2
 
 from kernel_hub import names
 from kernel_hub.git.repository import GitRepository
-from kernel_hub.refusals import conflict, no_repository
+from kernel_hub.refusals import bad_request, conflict, no_repository
 from kernel_hub.repositories.index import RepositoryIndex
 from kernel_hub.storage.disk import private_directory, sync_filesystem
 from kernel_hub.storage.large_files import LargeFiles
 from kernel_hub.storage.locks import exclusive_lock, remove_repository_lock, repository_lock
+
+_ROUTES = {"api", "health", "kernels", "login", "logout", "metrics", "openapi.json"}
 
 
 class RepositoryStore:
@@ -58,6 +60,8 @@ class RepositoryStore:
     @contextmanager
     def _naming(self, repo_id: str, besides: str = "") -> Iterator[None]:
         """Refuse a name that some file systems of clients take for another repository's; keep it from others."""
+        if (organization := repo_id.partition("/")[0].lower()) in _ROUTES:
+            raise bad_request(f"{organization!r} is an address of the Hub and cannot be an organization")
         with exclusive_lock(self.root / ".names.lock", "the names of repositories"):
             if (twin := self._index.twin(repo_id)) and twin != besides:
                 raise conflict(f"{repo_id} would differ from {twin} in case only")
