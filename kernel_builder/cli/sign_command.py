@@ -87,7 +87,7 @@ def sign(directory: Path, key_file: Path | None, as_json: bool) -> None:
 @click.option("--require-signature", is_flag=True, help="Fail if a variant has no signature.")
 @json_option
 def verify(name: str, as_json: bool, **options: Any) -> None:
-    """Check a published kernel.
+    """Check a published kernel and the kernels that it loads.
 
     The command downloads the packages, compares every file with the digest in the metadata, checks the signature as the
     public client does, and prints the provenance. With --source, it also rebuilds each variant that this machine can
@@ -105,9 +105,10 @@ def verify(name: str, as_json: bool, **options: Any) -> None:
     if as_json:
         click.echo(json.dumps(result.as_dict(), indent=2))
     else:
-        click.echo(f"{result.repo_id} at {result.revision}")
-        for verdict in result.variants:
-            _print_verdict(verdict)
+        for kernel in (result, *result.loads):
+            click.echo(f"{kernel.repo_id} at {kernel.revision}")
+            for verdict in kernel.variants:
+                _print_verdict(verdict)
     if not (result.ok and result.is_verified):
         sys.exit(NOT_VERIFIED if result.ok else VerificationError.exit_code)
 

@@ -35,6 +35,8 @@ from kernel_format.signatures import (
 )
 from kernel_format.tree_digest import SIGNATURE, bytecode, hash_tree
 
+_MOST_KERNELS = 100  # that one kernel loads
+
 
 @dataclass(frozen=True)
 class VariantVerdict:
@@ -45,6 +47,7 @@ class VariantVerdict:
         digest: Differences between the files and the digest in the metadata; empty if there are none.
         signature: `valid`, `none`, one of `UNVERIFIED`, or the error.
         provenance: The commit of the sources (`kernel`) and the builder (`kernel-builder`), from the metadata.
+        loads: The other kernels that the client loads with the variant, as `ORG/NAME@REVISION`.
         rebuilt: `equal`, `differs`, or the reason why the variant was not rebuilt. None if no rebuild was requested.
         differing: The files whose bytes differ from the rebuilt ones.
     """
@@ -53,6 +56,7 @@ class VariantVerdict:
     digest: tuple[str, ...]
     signature: str
     provenance: Mapping[str, Mapping[str, Any]]
+    loads: tuple[str, ...] = ()
     rebuilt: str | None = None
     differing: tuple[str, ...] = ()
 
@@ -69,21 +73,22 @@ class VariantVerdict:
 
 @dataclass(frozen=True)
 class Verification:
-    """The results for all variants of a revision."""
+    """The results for all variants of a revision, and for the kernels that the client loads with them."""
 
     repo_id: str
     revision: str
     variants: tuple[VariantVerdict, ...]
+    loads: tuple[Verification, ...] = ()
 
     @property
     def ok(self) -> bool:
         """Whether no check of a variant failed."""
-        return all(verdict.ok for verdict in self.variants)
+        return all(verdict.ok for verdict in (*self.variants, *self.loads))
 
     @property
     def is_verified(self) -> bool:
         """Whether each variant is verified: a package's own claims cannot replace a rebuild or a key."""
-        return all(verdict.is_verified for verdict in self.variants)
+        return all(verdict.is_verified for verdict in (*self.variants, *self.loads))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as `--json` prints it."""
@@ -92,6 +97,7 @@ class Verification:
             "revision": self.revision,
             "ok": self.ok and self.is_verified,
             "variants": [{**asdict(verdict), "ok": verdict.ok and verdict.is_verified} for verdict in self.variants],
+            "loads": [kernel.as_dict() for kernel in self.loads],
         }
 
 
@@ -104,7 +110,7 @@ def verify(
     progress: Progress | None = None,
     endpoint: str | None = None,
 ) -> Verification:
-    """Download a published kernel and check it.
+    """Download a published kernel and the kernels that it loads, and check them.
 
     Args:
         name: `ORG/NAME` for the newest version, or `ORG/NAME@REVISION`.
@@ -122,23 +128,38 @@ def verify(
         KernelBuilderError: If `source` cannot be built.
     """
     trusted = read_signers(signers)
+    results: dict[str, Verification] = {}
+    found = [name]
+    for kernel in found:  # which grows
+        if len(found) > _MOST_KERNELS:
+            raise VerificationError(f"the kernel loads more than {_MOST_KERNELS} kernels", where=name)
+        with temporary_directory() as temporary:
+            result = _verify_one(kernel, trusted, require_signature, endpoint, temporary)
+            if source is not None and kernel == name:
+                owner, published = result.repo_id.partition("/")[0], temporary / "build"
+                verdicts = _rebuild(result.variants, published, source, owner, temporary, progress or Silent())
+                result = replace(result, variants=tuple(verdicts))
+        results[kernel] = result
+        found += dict.fromkeys(load for verdict in result.variants for load in verdict.loads if load not in found)
+    return replace(results.pop(name), loads=tuple(results.values()))
+
+
+def _verify_one(
+    name: str, trusted: Signers, require_signature: bool, endpoint: str | None, directory: Path
+) -> Verification:
+    """Download the packages of one kernel into an empty directory, and check them."""
     repo_id, _, asked = name.partition("@")
     repository = RemoteRepository(repo_id, endpoint=endpoint)
     revision, versions = find_revision(repository, asked)
-    with temporary_directory() as temporary:
-        root = temporary / "published"
-        repository.download_into(root, revision, package_files(repository, revision))
-        packages = sorted(path for path in (root / "build").glob("[!.]*") if path.is_dir())
-        if not packages:
-            raise VerificationError(
-                "the revision has no packages",
-                where=f"{repo_id}@{revision}",
-                hint="packages are on the branch of their version: ORG/NAME@v1",
-            )
-        verdicts = [_verdict(package, trusted, require_signature, repo_id, versions) for package in packages]
-        if source is not None:
-            owner = repo_id.partition("/")[0]
-            verdicts = _rebuild(verdicts, root / "build", source, owner, temporary, progress or Silent())
+    repository.download_into(directory, revision, package_files(repository, revision))
+    packages = sorted(path for path in (directory / "build").glob("[!.]*") if path.is_dir())
+    if not packages:
+        raise VerificationError(
+            "the revision has no packages",
+            where=f"{repo_id}@{revision}",
+            hint="packages are on the branch of their version: ORG/NAME@v1",
+        )
+    verdicts = [_verdict(package, trusted, require_signature, repo_id, versions) for package in packages]
     return Verification(repo_id, revision, tuple(verdicts))
 
 
@@ -149,7 +170,7 @@ def find_revision(repository: RemoteRepository, asked: str) -> tuple[str, set[st
     """
     branches = repository.branches()
     versions = {name: commit for name, commit in branches.items() if re.fullmatch(r"v(0|[1-9][0-9]*)", name)}
-    if twins := [name for name in branches if re.fullmatch(r"v[-+]?[\d_]+", name) and name not in versions]:
+    if twins := [name for name in branches if re.fullmatch(r"v\s*[-+]?[\d_]+\s*", name) and name not in versions]:
         raise VerificationError(f"some clients read the branch {twins[0]} as a version", where=repository.repo_id)
     if not asked and not versions:
         raise HubError(
@@ -188,7 +209,9 @@ def _verdict(
     if require_signature and signature in ("none", *UNVERIFIED):
         signature = f"required, but {'missing' if signature == 'none' else signature}"
     differences = [*package.digest_differences, *(f"{path} is bytecode" for path in bytecode(directory))]
-    return VariantVerdict(package.variant, tuple(differences), signature, package.provenance)
+    depends = package.metadata.kernel_depends
+    loads = tuple(f"{of.get('repo-id')}@{of.get('revision') or 'v' + str(of.get('version'))}" for of in depends)
+    return VariantVerdict(package.variant, tuple(differences), signature, package.provenance, loads)
 
 
 def _rebuild(

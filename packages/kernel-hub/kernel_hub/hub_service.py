@@ -10,7 +10,6 @@ import secrets
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pygit2
@@ -26,7 +25,6 @@ from kernel_hub.repositories.store import RepositoryStore
 from kernel_hub.settings import Settings
 from kernel_hub.storage.disk import BLOCK, occupied, private_directory, sync_filesystem
 from kernel_hub.storage.large_files import IncomingFile, LargeFiles
-from kernel_hub.storage.locks import exclusive_lock
 from kernel_hub.tokens import AnyToken, Caller, TokenFile
 
 SIGNATURE_SECONDS = 3600
@@ -55,8 +53,8 @@ class Hub:
             own = Path(self._own.name)
         incoming = own / "incoming"
         self.index = RepositoryIndex(own / "index.sqlite", self._indexed)
-        self.repositories = RepositoryStore(self.root / "repositories", self.index, incoming)
         self.large_files = LargeFiles(self.root / "large", incoming)
+        self.repositories = RepositoryStore(self.root / "repositories", self.index, self.large_files, incoming)
         self.tokens = TokenFile(settings.token_file) if settings.token_file else AnyToken()
         self._secret = _secret(own / "secret")
         self.allowances = Allowances(settings.quota_bytes, settings.reserve_bytes, self.index, incoming)
@@ -155,17 +153,15 @@ class Hub:
             self.index.hide(repo_id)
         repository.set_private(private)
 
-    def lock_large_files(self) -> AbstractContextManager[None]:
-        """Hold the lock of the store of large files, to add or remove some."""
-        return exclusive_lock(self.root / "lock", "the store of large files")
-
     def keep(self, repository: GitRepository, incoming: Sequence[IncomingFile]) -> None:
-        """Store sealed uploads as large files of a repository, durably."""
-        with self.lock_large_files():
+        """Store sealed uploads as large files of a repository, durably, if it still exists."""
+        with self.large_files.locked():
+            if not repository.path.is_dir():
+                raise no_repository(repository.repo_id)
             new = {file.sha256: file.size for file in incoming if file.sha256 not in repository.owned}
             self.index.grow(repository.repo_id, sum(occupied(size) + BLOCK for size in new.values()))
+            repository.owned.add(file.sha256 for file in incoming)  # first: no quota counts a file without an owner
             self.large_files.adopt(incoming)
-            repository.owned.add(file.sha256 for file in incoming)
 
     # Clients send large files to signed addresses, without their token.
 

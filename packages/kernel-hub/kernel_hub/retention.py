@@ -105,7 +105,7 @@ def _unowned_large_files(
         dry_run: Whether to remove nothing.
     """
     freed = []
-    with hub.lock_large_files():
+    with hub.large_files.locked():
         markers = hub.repositories.root.glob("*/*.git/large/*")
         wanted = referenced | {path.name for path in markers if path not in released}
         for sha256, changed in list(hub.large_files):

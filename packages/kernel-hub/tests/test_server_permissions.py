@@ -361,11 +361,20 @@ def test_files_and_pages_run_no_script(hub: RunningHub) -> None:
 
 def test_the_addresses_of_models_are_read_only(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
-    owner = tokens.add(file, "ci", read=(), write=("a",))
+    owner = tokens.add(file, "ci", read=(), write=("a", "resolve", "kernels"))
     hub = start_hub("--token-file", str(file))
     api = hub.api(owner)
     api.create_repo("a/one", repo_type="kernel")
     api.create_repo("a/shut", repo_type="kernel", private=True)
+    for repo_id in ("a/resolve", "resolve/x"):
+        api.create_repo(repo_id, repo_type="kernel")
+        commit(api, repo_id, "x")
+        for kind in ("kernel", None):
+            assert api.hf_hub_download(repo_id, "x", repo_type=kind, cache_dir=tmp_path)
+        for page in ("", f"/commit/{api.repo_info(repo_id, repo_type='kernel').sha}"):
+            assert requests.get(f"{hub.url}/kernels/{repo_id}{page}").ok
+    with pytest.raises(HfHubHTTPError, match="'kernels' is an address of the Hub"):
+        api.create_repo("kernels/a", repo_type="kernel")
 
     commit(api, "a/one", "x")
     assert api.model_info("a/one").id == "a/one" and api.file_exists("a/one", "x")

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pygit2
 
 from kernel_hub import names
 from kernel_hub.git.repository import GitRepository
-from kernel_hub.refusals import conflict, no_repository
+from kernel_hub.refusals import bad_request, conflict, no_repository
 from kernel_hub.repositories.index import RepositoryIndex
 from kernel_hub.storage.disk import private_directory, sync_filesystem
+from kernel_hub.storage.large_files import LargeFiles
 from kernel_hub.storage.locks import exclusive_lock, remove_repository_lock, repository_lock
+
+_ROUTES = {"api", "health", "kernels", "login", "logout", "metrics", "openapi.json"}
 
 
 class RepositoryStore:
@@ -25,8 +29,9 @@ class RepositoryStore:
     being created or deleted.
     """
 
-    def __init__(self, root: Path, index: RepositoryIndex, staging: Path) -> None:
+    def __init__(self, root: Path, index: RepositoryIndex, large_files: LargeFiles, staging: Path) -> None:
         self.root = root
+        self._large_files = large_files
         self._staging = staging
         self._index = index
         private_directory(root)
@@ -55,6 +60,8 @@ class RepositoryStore:
     @contextmanager
     def _naming(self, repo_id: str, besides: str = "") -> Iterator[None]:
         """Refuse a name that some file systems of clients take for another repository's; keep it from others."""
+        if (organization := repo_id.partition("/")[0].lower()) in _ROUTES:
+            raise bad_request(f"{organization!r} is an address of the Hub and cannot be an organization")
         with exclusive_lock(self.root / ".names.lock", "the names of repositories"):
             if (twin := self._index.twin(repo_id)) and twin != besides:
                 raise conflict(f"{repo_id} would differ from {twin} in case only")
@@ -82,15 +89,20 @@ class RepositoryStore:
             shutil.rmtree(new, ignore_errors=True)
 
     def delete(self, repo_id: str) -> None:
-        """Delete a repository. `kernel-hub check` deletes the large files that only this repository owned."""
+        """Delete a repository, and the large files that only this repository owned: no quota counts them any more."""
         path = self._path(repo_id)
         self.open(repo_id)
+        trash = path.parent / f".deleted-{uuid.uuid4().hex}"
         with self._index.changing(repo_id):
-            with repository_lock(path, repo_id):
-                trash = path.parent / f".deleted-{uuid.uuid4().hex}"
+            with repository_lock(path, repo_id), self._large_files.locked():
                 path.rename(trash)
                 sync_filesystem(path.parent)
                 remove_repository_lock(path)
+                owned = _large_files(trash)
+                for other in self if owned else ():
+                    owned -= _large_files(self._path(other))
+                for sha256 in owned:
+                    self._large_files.remove(sha256)
             shutil.rmtree(trash, ignore_errors=True)
 
     def move(self, source: str, target: str) -> None:
@@ -101,7 +113,15 @@ class RepositoryStore:
         with repository_lock(old, source), self._index.changing(source), self._naming(target, besides=source):
             if new.exists():
                 raise conflict(f"{target} exists")
-            old.rename(new)
+            with self._large_files.locked():
+                old.rename(new)
             sync_filesystem(new.parent)
             sync_filesystem(old.parent)
             remove_repository_lock(old)
+
+
+def _large_files(repository: Path) -> set[str]:
+    """Return the digests of the large files that were uploaded to the repository at a path."""
+    with suppress(FileNotFoundError), os.scandir(repository / "large") as markers:
+        return {marker.name for marker in markers}
+    return set()

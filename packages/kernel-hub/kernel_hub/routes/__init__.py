@@ -7,4 +7,5 @@ from __future__ import annotations
 
 from kernel_hub.routes import accounts, commits, git, lfs, pages, refs, repositories, revisions
 
-ROUTERS = tuple(module.router for module in (accounts, repositories, refs, revisions, commits, lfs, git, pages))
+_MODULES = (accounts, repositories, refs, revisions, commits, lfs, git, pages)
+ROUTERS = (*(module.router for module in _MODULES), revisions.models)

@@ -31,6 +31,7 @@ from kernel_hub.routes.parameters import (
 )
 
 router = APIRouter()
+models = APIRouter()  # comes last: it matches routes of kernels with an organization or a name `resolve`, too
 
 TREE_PAGE = 1000
 HISTORY_PAGE = 50
@@ -145,8 +146,8 @@ def list_commits(
 
 @router.head("/kernels/{organization}/{name}/resolve/{revision}/{path:path}", operation_id="resolve_head")
 @router.get("/kernels/{organization}/{name}/resolve/{revision}/{path:path}")
-@router.head("/{organization}/{name}/resolve/{revision}/{path:path}", operation_id="resolve_model_head")
-@router.get("/{organization}/{name}/resolve/{revision}/{path:path}")
+@models.head("/{organization}/{name}/resolve/{revision}/{path:path}", operation_id="resolve_model_head")
+@models.get("/{organization}/{name}/resolve/{revision}/{path:path}")
 def resolve(
     repo_id: RepoId, revision: Revision, path: EntryPath, request: Request, hub: TheHub, caller: TheCaller
 ) -> Response:

@@ -11,12 +11,13 @@ import hashlib
 import os
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from kernel_hub import names
 from kernel_hub.refusals import bad_request
 from kernel_hub.storage.disk import private_directory, sync_filesystem
+from kernel_hub.storage.locks import exclusive_lock
 
 
 class IncomingFile:
@@ -58,6 +59,10 @@ class LargeFiles:
         self._staging = staging
         private_directory(root)
         private_directory(staging)
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold the lock of the store, to add or remove files, or to move the repositories that own some."""
+        return exclusive_lock(self._root.with_name("lock"), "the store of large files")
 
     @contextmanager
     def receive(self) -> Iterator[IncomingFile]:

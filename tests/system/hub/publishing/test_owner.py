@@ -18,6 +18,7 @@ from tests.support.running_hub import RunningHub
 from tests.support.torch_process import run_with_torch
 
 from .conftest import put
+from .test_sign import OPENSSL, make_key
 
 _TOP = """\
 import json
@@ -48,6 +49,7 @@ def top(tmp_path: Path) -> Path:
     return project
 
 
+@pytest.mark.attack
 def test_a_kernel_and_what_it_loads_for_another_owner(hub: RunningHub, top: Path, tmp_path: Path) -> None:
     environment = {**hub.environment, "KERNEL_BUILDER_CACHE": str(tmp_path / "cache"), "KERNEL_BUILDER_OWNER": "me"}
     for project in (top.with_name("base"), top):
@@ -72,6 +74,13 @@ def test_a_kernel_and_what_it_loads_for_another_owner(hub: RunningHub, top: Path
     for source in (top, published):
         verification = verify("me/top@v1", source=source, endpoint=hub.url)
         assert [verdict.rebuilt for verdict in verification.variants] == ["equal"]
+    key = make_key(tmp_path, "signing", *OPENSSL)
+    for project, ok in ((top, False), (top.with_name("base"), True)):
+        run_builder(environment, "sign", project, "--key", key, check=True)
+        run_builder(environment, "upload", project, "--no-load", check=True)
+        verification = verify("me/top", signers=[f"{key}.pub"], require_signature=True, endpoint=hub.url)
+        (variant,), (base,) = verification.variants, verification.loads
+        assert (variant.signature, base.repo_id, verification.ok) == ("valid", "me/base", ok), "the client loads both"
 
 
 def test_packages_of_another_owner_are_refused(hub: RunningHub, top: Path, tmp_path: Path) -> None:
