@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernel_sandbox.programs import run_program
+
 # The user's configuration, such as `safe.directory`, applies. These settings override the repository's.
 _CONFIGURATION = (
     "core.fsmonitor=false",
@@ -43,8 +45,8 @@ def _run(directory: Path, *arguments: str, stdin: bytes = b"", **variables: str)
         "GIT_TERMINAL_PROMPT": "0",
         **variables,
     }
-    command = ["git", *settings, "-C", str(directory), *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, check=False, env=environment)
+    where = ("-C", str(directory.absolute()))
+    return run_program("git", *settings, *where, *arguments, env=environment, stdin=stdin, seconds=None)
 
 
 def git_output(directory: Path, *arguments: str) -> bytes | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 from kernel_format.files import temporary_directory
 from kernel_sandbox import sandbox
+from kernel_sandbox.programs import find_program, run_program
 
 
 def demangle(names: Iterable[str]) -> dict[str, str]:
@@ -17,11 +16,11 @@ def demangle(names: Iterable[str]) -> dict[str, str]:
     `c++filt`, a part of binutils, runs in a sandbox if there is one.
     """
     ordered = list(dict.fromkeys(names))
-    program = shutil.which("c++filt")
+    program = find_program("c++filt")
     if program is None or not any(name.startswith("_Z") for name in ordered):
         return {name: name for name in ordered}
     with temporary_directory() as scratch:  # names come from binaries that other users publish
         command = sandbox.wrapped([program], sandbox.strongest(), scratch, sandbox.readable([Path(program)]), "cpu")
-        done = subprocess.run(command, input="\n".join(ordered), capture_output=True, text=True, check=False)
-    lines = done.stdout.splitlines()
+        done = run_program(*command, stdin="\n".join(ordered).encode(), seconds=None)
+    lines = done.stdout.decode().splitlines()
     return dict(zip(ordered, lines, strict=True)) if len(lines) == len(ordered) else {name: name for name in ordered}

@@ -8,14 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from subprocess import SubprocessError
 from typing import Any
 
 from kernel_format.errors import ToolchainError
 from kernel_format.files import write_atomically
+from kernel_sandbox.programs import run_program
 
 
 def output_of(
@@ -23,17 +24,10 @@ def output_of(
 ) -> str:
     """Return the output of a program, of stdout or on request of stderr, even if it fails."""
     try:
-        done = subprocess.run(
-            [program, *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-            env={**environment, "LC_ALL": "C"},
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        done = run_program(str(program), *arguments, env={**environment, "LC_ALL": "C"})
+    except (OSError, SubprocessError) as error:
         raise ToolchainError(f"cannot be run: {error}", where=str(program), hint=hint) from error
-    return (done.stderr if stderr else done.stdout).strip()
+    return (done.stderr if stderr else done.stdout).decode(errors="replace").strip()
 
 
 def signature(paths: Iterable[Path]) -> str:

@@ -7,7 +7,6 @@ Nothing is written unless all of them can be.
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from kernel_builder.toolchain.components import TORCH_PREFIX, Component
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import for_platform, of_release, preference, resolve, version_of
 from kernel_format.errors import ConfigError, ToolchainError
+from kernel_sandbox.programs import run_program
 
 MATRIX, LOCK = "kernel_builder/config/matrix.toml", "kernel_builder/toolchain/lock.json"
 SHIMS, CUDA = "kernel_builder/checks/torch_shims.toml", "kernel_builder/backends/cuda/cuda.toml"
@@ -123,8 +123,9 @@ def exported(include: Path, release: Release, *, cuda: bool, cxx: str = "g++") -
     target = f"-DTORCH_TARGET_VERSION=(({release.major}ULL<<56)|({release.minor}ULL<<48))"
     command = [cxx, "-E", "-P", "-std=c++20", f"-I{include}", target, *(["-DUSE_CUDA"] if cuda else []), "-x", "c++"]
     source = "".join(f"#include <torch/csrc/{header}>\n" for header in _SHIM_HEADERS)
-    text = subprocess.run([*command, "-"], input=source, capture_output=True, text=True, check=True).stdout
-    names = re.findall(r'__visibility__\("default"\)\)\)[^;(]*?\b(\w+)\s*\(', text)
+    done = run_program(*command, "-", stdin=source.encode())
+    done.check_returncode()
+    names = re.findall(r'__visibility__\("default"\)\)\)[^;(]*?\b(\w+)\s*\(', done.stdout.decode())
     return {name for name in names if "_mps_" not in name}
 
 

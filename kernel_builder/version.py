@@ -1,8 +1,9 @@
 """Versions: the builder's, and those of installed distributions and programs."""
 
-import shutil
-import subprocess
 from importlib.metadata import PackageNotFoundError, version
+from subprocess import SubprocessError
+
+from kernel_sandbox.programs import run_program
 
 
 def installed(distribution: str) -> str | None:
@@ -19,11 +20,9 @@ VERSION = installed("torch-kernel-builder") or "0+unknown"
 
 def first_line(program: str, *arguments: str) -> str | None:
     """Return the first line that a program prints, or None if it is missing, fails or prints nothing."""
-    path = shutil.which(program)
-    if path is None:
-        return None
     try:
-        done = subprocess.run([path, *arguments], capture_output=True, text=True, check=True, timeout=30)
-    except (OSError, subprocess.SubprocessError):
+        done = run_program(program, *arguments)
+    except (OSError, SubprocessError):
         return None
-    return next(iter(done.stdout.splitlines()), "").strip() or None
+    lines = done.stdout.decode(errors="replace").splitlines() if done.returncode == 0 else []
+    return lines[0].strip() or None if lines else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from kernel_format.errors import ToolchainError
 from kernel_format.files import debugging, temporary_directory
 from kernel_sandbox import sandbox
 from kernel_sandbox.confine import BUBBLEWRAP, LANDLOCK, landlock_version
+from kernel_sandbox.programs import find_program
 
 SandboxMode = Literal["auto", "require", "off"]
 
@@ -135,7 +135,7 @@ def _missing(kind: str) -> str | None:
     if reason := sandbox.missing_filter():
         return reason
     if kind == BUBBLEWRAP:
-        return None if shutil.which("bwrap") else "no program bwrap on PATH"
+        return None if find_program("bwrap") else "no program bwrap on PATH"
     version = landlock_version()
     if 0 < version < _COVERS_TRUNCATE:
         return f"its version {version} permits to truncate files; expected version {_COVERS_TRUNCATE} (Linux 6.2)"

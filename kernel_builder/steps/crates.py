@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from kernel_builder.config.variant import Variant, this_platform
 from kernel_builder.probe_cache import output_of
 from kernel_builder.steps.graph import RECIPE, CompileStep, digest
 from kernel_format.errors import ConfigError
+from kernel_sandbox.programs import find_program
 
 CARGO = Compiler(
     "cargo",
@@ -101,7 +101,7 @@ def step(project: Project, kernel: Kernel, host: HostCompiler, title: str) -> Co
 @cache
 def toolchain() -> Rust | None:
     """Return the toolchain of the `rustc` on PATH, which may be rustup's, or None."""
-    program = shutil.which("rustc")
+    program = find_program("rustc")
     if program is None:
         return None
     root = Path(output_of(Path(program), "--print", "sysroot", hint=_INSTALL) or "/none")

@@ -7,7 +7,6 @@ import io
 import os
 import re
 import resource
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from kernel_builder.steps.step_scripts import INSIDE, stage_compile, stage_link
 from kernel_builder.toolchain import host_compiler
 from kernel_format.errors import BuildError, ToolchainError
 from kernel_format.files import temporary_directory
+from kernel_sandbox.programs import find_program
 
 # The bytes of a step's output, lists and log, which are read into memory.
 _LARGEST_OUTPUT = 4 << 30
@@ -169,7 +169,8 @@ class _Run:
         """Run the build file, take the outputs, and return ninja's own output."""
         libc = ctypes.CDLL(None)
         process = subprocess.Popen(
-            [str(find_ninja()), "-C", str(self.work), "-j", str(self.jobs), "-k", "0"],
+            [str(find_ninja()), "-j", str(self.jobs), "-k", "0"],
+            cwd=self.work,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -219,7 +220,7 @@ def _write_build_file(steps: Sequence[CompileStep | Binary], work: Path, *, devi
 
 def find_ninja() -> Path:
     """Return the ninja program of the PyPI package, or else the one on PATH."""
-    program = shutil.which("ninja", path=ninja.BIN_DIR) or shutil.which("ninja")
+    program = find_program(f"{ninja.BIN_DIR}/ninja") or find_program("ninja")
     if program is None:
         raise ToolchainError("there is no ninja on this machine", hint="pip install ninja")
     return Path(program)

@@ -11,7 +11,6 @@ import hashlib
 import os
 import platform as _platform
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from kernel_builder.backends.tools import HostCompiler
 from kernel_builder.config.variant import this_platform
 from kernel_builder.probe_cache import ProbeCache, output_of
 from kernel_format.errors import ToolchainError
+from kernel_sandbox.programs import find_program
 
 # Environment variables that the compilers get from the user. All others may change the output of g++, ld or nvcc
 # (CPATH, NVCC_APPEND_FLAGS, PTXAS_FLAGS, ...), which must depend on the command and its inputs alone.
@@ -56,12 +56,12 @@ def find(probes: ProbeCache, platform: str) -> HostCompiler:
     else:
         program = f"{platform}-gnu-g++"
         hint = _CROSS_HINT.format(platform=platform, gnu=f"{platform}-gnu".replace("_", "-"))
-    executable = shutil.which(program)
+    executable = find_program(program)
     if executable is None:
         raise ToolchainError(
             f"no such program; expected the C++ compiler g++ {OLDEST} or newer for {platform}", where=program, hint=hint
         )
-    path = Path(executable).absolute()
+    path = Path(executable)
     # A g++ without its own assembler and linker takes those on the PATH.
     about = probes.recall(f"g++, target and headers {os.environ.get('PATH')}", [path], lambda: _inspect(path))
     if not about["gcc"]:
@@ -120,7 +120,7 @@ def _inspect(path: Path) -> dict[str, Any]:
         "banner": f"{banner} {target}",
         "machine": target.partition("-")[0],
         "version": version,
-        "programs": [shutil.which(program) or program for program in programs],
+        "programs": [find_program(program) or program for program in programs],
         "search": [line.strip() for line in searched[1].splitlines()] if searched else [],
         "install": str(Path(output_of(path, "-print-file-name=include", hint=_HINT)).parent),
     }

@@ -7,13 +7,11 @@ server for byte ranges; a server that ignores ranges works too, but sends all by
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import SubprocessError
 from typing import BinaryIO
 from urllib.parse import urlsplit, urlunsplit
 
@@ -39,6 +37,7 @@ from kernel_builder.toolchain.archives import reading
 from kernel_builder.toolchain.lock import PinnedFile
 from kernel_builder.version import VERSION
 from kernel_format.errors import FetchError
+from kernel_sandbox.programs import python_module, run_program
 
 _TIMEOUT = (10.0, 60.0)  # seconds to connect, and between two reads
 _CHUNK = 1 << 15  # bytes between two progress reports; a broken connection loses at most one chunk
@@ -53,14 +52,13 @@ def configured_url() -> str | None:
         if value := os.environ.get(name):
             return value
     # Environments that uv makes have no pip. Any other pip reads the same files of the user and the system.
-    pip = [sys.executable, "-m", "pip"] if find_spec("pip") else [shutil.which("pip") or ""]
+    pip = python_module("pip") if find_spec("pip") else ["pip"]
     try:
-        done = subprocess.run(
-            [*pip, "config", "get", "global.index-url"], capture_output=True, text=True, check=True, timeout=60
-        )
-    except (OSError, subprocess.SubprocessError):  # no pip, no such setting, or a file that pip cannot read
+        done = run_program(*pip, "config", "get", "global.index-url")
+    except (OSError, SubprocessError):  # no pip
         return None
-    return done.stdout.strip() or None
+    # It fails if there is no such setting, or a file that it cannot read.
+    return done.stdout.decode(errors="replace").strip() or None if done.returncode == 0 else None
 
 
 class Index:

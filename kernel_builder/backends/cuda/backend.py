@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -20,6 +19,7 @@ from kernel_builder.config.project import Kernel, Project, arch_number
 from kernel_format.errors import ConfigError
 from kernel_format.release import Release, is_within
 from kernel_format.variant import Abi
+from kernel_sandbox.programs import find_program
 
 # Restrictions on projects.
 
@@ -177,7 +177,7 @@ class _Cuda(CompiledBackend):
         return (".".join(map(str, torch.cuda.get_device_capability())),)
 
     def is_present(self) -> bool:
-        return shutil.which("nvidia-smi") is not None
+        return find_program("nvidia-smi") is not None
 
 
 CUDA = _Cuda(

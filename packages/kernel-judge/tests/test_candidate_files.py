@@ -54,7 +54,7 @@ def test_no_link_of_a_candidate_is_followed(linked: str, tmp_path: Path) -> None
     (project / "candidate.py").write_text("class ModelNew: pass\n")
     workspace.freeze()
     (tmp_path / "judged").mkdir()
-    with pytest.raises(ConfigError), frozen(project, read_task(TASK), with_build=True) as copy:  # or of the build.toml
+    with pytest.raises(ConfigError), frozen(project, with_build=True) as copy:  # or of the build.toml
         assert not (copy / "build").exists()
         read_candidate(copy, read_task(TASK)).prepared(tmp_path / "judged", "cpu")
     copies = [*(tmp_path / "judged").rglob("*"), *workspace.frozen.parent.rglob("*")]
@@ -77,6 +77,6 @@ def test_a_candidate_beyond_a_limit_is_refused_before_it_is_written(kind: str, t
         file.truncate(SPARSE if kind in ("sparse", "solution") else 1)
     candidate = large if kind == "solution" else project
     limits = "cannot be copied: .*a candidate has at most 10,000 files and directories, 256 MiB"
-    with pytest.raises(ConfigError, match=limits), frozen(candidate, read_task(TASK)):
+    with pytest.raises(ConfigError, match=limits), frozen(candidate):
         pass
     assert workspace.freeze() is None and not workspace.frozen.parent.exists()

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -119,6 +121,16 @@ def test_the_page_can_be_built_again_from_its_results(write: Write, tmp_path: Pa
     page = files[0][0].read_text()
     places = [page.index(f"rank {rank}: {name}.py") for rank, name in ((1, "fast"), (2, "middle"), (3, "slow"))]
     assert places == sorted(places) and "wrong: wrong.py" in page and "<svg" in page
+
+
+@pytest.mark.attack
+def test_drawings_take_no_settings_of_the_current_directory(write: Write, tmp_path: Path) -> None:
+    write("fast", 2.5)
+    (tmp_path / "matplotlibrc").write_text("font.size: 40\n")
+    program = "from kernel_builder.cli import main; main(['report', '--leaderboard', 'results', '--out', 'site'])"
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    page = (tmp_path / "site" / "index.html").read_text()
+    assert "<svg" in page and "40px" not in page
 
 
 @pytest.mark.attack

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -180,46 +179,43 @@ def test_a_flashinfer_bench_solution_is_judged(peers: tuple[str, ...], tmp_path:
 
 @pytest.fixture
 def beside(tmp_path: Path) -> tuple[Path, Task]:
-    """A solution whose source inner/k.py lies beside its file, and the task."""
-    sources = [{"path": "inner/k.py"}]
-    content = {"definition": "halves", "spec": {"entry_point": "inner/k.py::run"}, "sources": sources}
-    write(tmp_path / "own", {"my.json": json.dumps(content), "inner/k.py": "def run(x): return x\n"})
-    return tmp_path / "own" / "my.json", read_task(definition(tmp_path / "problem", WORKLOAD).parent)
+    """A directory with a solution whose source inner/k.py lies beside its file, and the task."""
+    content = {"definition": "halves", "spec": {"entry_point": "run"}, "sources": [{"path": "inner/k.py"}]}
+    own = write(tmp_path / "own", {"solution.json": json.dumps(content), "inner/k.py": "def run(x): return x\n"})
+    return own, read_task(definition(tmp_path / "problem", WORKLOAD).parent)
 
 
 def frozen_digest(candidate: Path, task: Task) -> str:
-    with frozen(candidate, task) as copy:
+    with frozen(candidate) as copy:
         return read_candidate(copy, task).digest
 
 
 def test_the_digest_has_the_sources_beside_a_solution(beside: tuple[Path, Task]) -> None:
     own, task = beside
     before = frozen_digest(own, task)
-    (own.parent / "inner" / "k.py").write_text("def run(x): return 2 * x\n")
+    (own / "inner/k.py").write_text("def run(x): return 2 * x\n")
     assert frozen_digest(own, task) != before
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("kind", ["link", "linked directory", "fifo", "tool"])
-def test_sources_beside_a_solution_are_files_of_its_own(beside: tuple[Path, Task], kind: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("inner/k.py", "solution.json: sources: inner/k.py has no content"),
+        (".ssh/key", "solution.json: sources: .ssh/key has no content"),
+        ("link.py", "link.py: cannot be read"),
+        ("build/k.py", "build/k.py: cannot be read"),
+    ],
+    ids=["file named alone", "key", "link", "tool"],
+)
+def test_sources_beside_a_solution_are_files_of_its_own(beside: tuple[Path, Task], source: str, problem: str) -> None:
     """Others could be private files of the user, which the judge may read, or code that is in no digest."""
     own, task = beside
-    source = own.parent / "inner" / "k.py"
-    source.rename(own.parents[1] / "k.py")
-    problem = "my.json: cannot be copied: .*(symbolic link|regular file)"
-    if kind == "link":
-        source.symlink_to(own.parents[1] / "k.py")
-    elif kind == "linked directory":
-        source.parent.rmdir()
-        source.parent.symlink_to(own.parents[1])
-    elif kind == "fifo":
-        os.mkfifo(source)
-    else:
-        text = own.read_text().replace("inner", "build")
-        write(own.parent, {"solution.json": text, "build/k.py": "def run(x): return x\n"})
-        own, problem = own.parent, "own/build/k.py: cannot be read"
+    text = (own / "solution.json").read_text().replace("inner/k.py", source)
+    write(own, {"solution.json": text, ".ssh/key": "secret", "build/k.py": "def run(x): return x\n"})
+    (own / "link.py").symlink_to(own.parent)
     with pytest.raises(ConfigError, match=problem):
-        frozen_digest(own, task)
+        frozen_digest(own / "solution.json" if source == "inner/k.py" else own, task)
 
 
 @pytest.mark.nightly  # Torch's headers take more than 10 s to compile
@@ -328,13 +324,21 @@ def test_a_bad_definition_names_the_key(tmp_path: Path, changes: dict[str, Any],
     ("changes", "message"),
     [
         ({"definition": "other"}, "solution.json: definition: is 'other'; the task is 'halves'"),
-        ({"sources": [{"path": "../main.py", "content": "x"}]}, "solution.json: sources.path: is '../main.py'"),
+        (
+            {"sources": [{"path": "../main.py", "content": "x"}]},
+            "solution.json: sources: cannot be read: the path",
+        ),
+        ({"sources": ["x"]}, "solution.json: sources: cannot be read"),
+        ({"sources": [{"path": "main.py", "content": "\ud800"}]}, "solution.json: sources: cannot be read"),
+        ({"sources": [{"path": "candidate.py", "content": "x"}]}, "solution.json: sources: cannot be read"),
+        ({"x": {}}, "solution.json: is not JSON"),
         ({"sources": [{"path": "other.py", "content": "x"}]}, "spec.entry_point: is 'main.py::run'; expected FILE"),
     ],
 )
 def test_a_bad_solution_names_the_key(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     task = read_task(definition(tmp_path / "a", WORKLOAD).parent)
     file = solution(tmp_path, {"languages": ["pytorch"]}, "main.py", DESTINATIONS, **changes)
+    file.write_text(file.read_text().replace("{}", "[" * 100_000))
     with pytest.raises(ConfigError) as caught:
         task.candidate_files(file)
     assert message in str(caught.value)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -17,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kernel_sandbox.confine import BUBBLEWRAP, INSIDE, LANDLOCK, PROCESS, gpu_devices, has_seccomp, landlock_version
+from kernel_sandbox.programs import find_program, run_program
 from kernel_sandbox.system_calls import seccomp_filter, seccomp_filters
 
 # Of /etc only these: the rest has passwords and keys, which root's processes could read.
@@ -83,10 +83,10 @@ def strongest() -> str:
     """Return the name of the strongest sandbox that this system permits."""
     if missing_filter() is not None:
         return PROCESS
-    if program := shutil.which("bwrap"):
+    if program := find_program("bwrap"):
         trial = [program, "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "true"]
-        with suppress(OSError, subprocess.TimeoutExpired):
-            if subprocess.run(trial, capture_output=True, check=False, timeout=10).returncode == 0:
+        with suppress(OSError, subprocess.SubprocessError):
+            if run_program(*trial, seconds=10).returncode == 0:
                 return BUBBLEWRAP
     return LANDLOCK if landlock_version() > 0 else PROCESS
 
@@ -104,7 +104,7 @@ def prefix(kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[
         return []
     # If bubblewrap is killed while it starts, its child may sleep for ever (github.com/containers/bubblewrap/
     # issues/633). On the CPU, bubblewrap is the first process of a pid namespace, with which the child ends.
-    words = [*_program(kind, scratch, paths, device), shutil.which("bwrap") or "bwrap"]
+    words = [*_program(kind, scratch, paths, device), find_program("bwrap") or "bwrap"]
     words += ["--die-with-parent", "--unshare-user", "--unshare-net", "--unshare-uts", "--cap-drop", "ALL"]
     # Root's processes are root for /proc/sys in a user namespace as well: core_pattern names a program outside.
     words += ["--dev", "/dev", "--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"]

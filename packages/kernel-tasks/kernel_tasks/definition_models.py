@@ -38,7 +38,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """Read a JSON file with one object."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"is not JSON: {error}", where=str(file), hint="correct the line that is named") from error
     return content if isinstance(content, dict) else {}
 

@@ -29,7 +29,7 @@ from kernel_tasks.definition_models import (
     run_reference,
     tensor_shape,
 )
-from kernel_tasks.solutions import candidate_program, sources_beside
+from kernel_tasks.solutions import candidate_program
 from kernel_tasks.task import PROBLEM, Files, Problem, Sizes, Task
 
 _KEYS = {"name": str, "axes": dict, "inputs": dict, "outputs": dict, "reference": str}
@@ -74,10 +74,6 @@ class DefinitionTask(Task):
         """Return the definition, and a `Model` that calls its reference."""
         text = "from kernel_tasks.definition_models import reference_model\n\nModel = reference_model(__file__)\n"
         return {DEFINITION: json.dumps(self.definition).encode(), PROBLEM: text.encode()}
-
-    def candidate_sources(self, file: Path) -> Mapping[str, Path]:
-        """Return a solution and the files beside it that are its sources."""
-        return sources_beside(file)
 
     def candidate_files(self, path: Path) -> Files:
         """Return the sources of a solution, and a `ModelNew` that builds and calls it."""

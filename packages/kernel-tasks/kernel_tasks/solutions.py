@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from kernel_format.errors import ConfigError
+from kernel_format.untrusted_paths import checked_tree
 from kernel_tasks.definition_models import CPP_SUFFIXES, DEFINITION, SOLUTION, read_json
 from kernel_tasks.task import CANDIDATE, Files
 
 _MODEL = "from kernel_tasks.definition_models import solution_model\n\nModelNew = solution_model(__file__)\n"
+_SUFFIXES = (".py", *CPP_SUFFIXES, ".h", ".hpp", ".cuh")
 
 
 def candidate_program(path: Path, definition: Mapping[str, Any]) -> Files:
@@ -23,13 +25,14 @@ def candidate_program(path: Path, definition: Mapping[str, Any]) -> Files:
     Raises:
         ConfigError: If the solution is of another definition, or a source is missing.
     """
-    file = path / SOLUTION if (path / SOLUTION).is_file() else path
-    spec, sources = _of_json(file, definition) if file.suffix == ".json" else _of_sources(path)
+    is_json = path.suffix == ".json" or (path / SOLUTION).is_file()
+    spec, sources = _of_json(path, definition) if is_json else _of_sources(path)
     program = {DEFINITION: json.dumps(definition).encode(), SOLUTION: json.dumps({"spec": spec}).encode()}
     return {**sources, **program, CANDIDATE: _MODEL.encode()}
 
 
-def _of_json(file: Path, definition: Mapping[str, Any]) -> tuple[dict[str, Any], Files]:
+def _of_json(path: Path, definition: Mapping[str, Any]) -> tuple[dict[str, Any], Files]:
+    file = path / SOLUTION if path.is_dir() else path
     solution = read_json(file)
     for key, expected in (("definition", str), ("spec", dict), ("sources", list)):
         if not isinstance(solution.get(key), expected):
@@ -40,10 +43,7 @@ def _of_json(file: Path, definition: Mapping[str, Any]) -> tuple[dict[str, Any],
             where=f"{file}: definition",
             hint=f"judge it with --task of {solution['definition']!r}; or correct this key, if it solves the task",
         )
-    sources: Files = {}
-    for entry in solution["sources"]:
-        name = _source_name(file, entry)
-        sources[name] = entry["content"].encode() if entry.get("content") else _content(file.parent / name)
+    sources = _sources(file, solution["sources"], file.parent if file != path else None)
     spec = dict(solution["spec"])
     if "::" not in str(spec.get("entry_point")) and len(sources) == 1:  # the form of 2025
         spec["entry_point"] = f"{next(iter(sources))}::{spec.get('entry_point')}"
@@ -56,28 +56,29 @@ def _of_json(file: Path, definition: Mapping[str, Any]) -> tuple[dict[str, Any],
     return spec, sources
 
 
-def sources_beside(file: Path) -> dict[str, Path]:
-    """Return a solution and its sources without content, by their paths; empty if it has all its sources itself."""
-    entries = read_json(file).get("sources") if file.suffix == ".json" else None
-    names = [_source_name(file, entry) for entry in entries or () if not entry.get("content")]
-    return {SOLUTION: file, **{name: file.parent / name for name in names}} if names else {}
+def _sources(file: Path, entries: Sequence[Any], directory: Path | None) -> Files:
+    """Return the sources of a `solution.json`; those without content lie in the directory, if the user has named it.
 
-
-def _source_name(file: Path, entry: Mapping[str, Any]) -> str:
-    name = PurePosixPath(entry["path"])
-    if name.is_absolute() or ".." in name.parts or str(name) in (CANDIDATE, DEFINITION, SOLUTION):
-        raise ConfigError(
-            f"is {str(name)!r}; expected a relative path without ..",
-            where=f"{file}: sources.path",
-            hint=f"the judge writes {CANDIDATE}, {DEFINITION} and {SOLUTION} itself",
-        )
-    return str(name)
+    Beside a file that is named alone, the user may have private files, which the solution's author must not read.
+    """
+    where = f"{file}: sources"
+    try:
+        checked_tree([*(entry["path"] for entry in entries), CANDIDATE, DEFINITION, SOLUTION])
+        sources = {entry["path"]: (entry.get("content") or "").encode() for entry in entries}
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        hint = f"each has a path and a text; the judge writes {CANDIDATE}, {DEFINITION} and {SOLUTION} itself"
+        raise ConfigError(f"cannot be read: {error}", where=where, hint=hint) from error
+    for name in (name for name, content in sources.items() if not content):
+        if directory is None or PurePosixPath(name).suffix not in _SUFFIXES:
+            hint = f"add it; or name the directory, of which files with {' '.join(_SUFFIXES)} are read"
+            raise ConfigError(f"{name} has no content", where=where, hint=hint)
+        sources[name] = _content(directory / name)
+    return sources
 
 
 def _of_sources(path: Path) -> tuple[dict[str, Any], Files]:
     """Return the specification of files without a `solution.json`: `run` of one of them is called."""
-    known = (".py", *CPP_SUFFIXES, ".h", ".hpp", ".cuh")
-    files = [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if file.suffix in known]
+    files = [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if file.suffix in _SUFFIXES]
     root = path.parent if path.is_file() else path
     # A single file may be called candidate.py, as the program's own.
     sources = {

@@ -107,10 +107,6 @@ class Task:
         """Return a program whose `problem.py` defines `Model`, to run the reference in another process."""
         raise NotImplementedError
 
-    def candidate_sources(self, file: Path) -> Mapping[str, Path]:
-        """Return the files of a candidate whose file names others, by their paths in a directory for all."""
-        return {}
-
     def candidate_files(self, path: Path) -> Files | None:
         """Return a program whose `candidate.py` defines `ModelNew`, of a candidate in the format's own form.
 

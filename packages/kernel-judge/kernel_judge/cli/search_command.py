@@ -109,7 +109,7 @@ def search(
     for line in attempt_lines(make_report([result.run], REFERENCE_PEER)):
         click.echo(line)
     if best := result.best:
-        click.echo(f"Best: attempt {best['attempt']}, try {best['try']}, by {best['agent']}")
+        click.echo(f"Best: attempt {best['attempt']}, try {best['try']}")
         for peer, speed in best["verdict"]["speed"].items():
             click.echo(f"  {Speedup(**speed)} times the speed of {peer} in its verification, the second verdict")
         click.echo(f"It is in {result.run / 'best'}. Next:\n  kernel-builder report {result.run}")

@@ -73,7 +73,7 @@ class Candidate:
 
 
 @contextmanager
-def frozen(candidate: Path, task: Task, *, with_build: bool = False) -> Iterator[Path]:
+def frozen(candidate: Path, *, with_build: bool = False) -> Iterator[Path]:
     """Yield a copy of a candidate: the judgement, the digest and the signature are of the same files.
 
     It has no links: for those of a kernel project, files of its git work tree are copied in their places; others are
@@ -90,11 +90,6 @@ def frozen(candidate: Path, task: Task, *, with_build: bool = False) -> Iterator
         copy, taken = directory / real.name, Counter[str]()
         try:
             links = copy_candidate(real, copy, taken)
-            if several := task.candidate_sources(real) if copy.is_file() else {}:
-                copy.unlink()
-            for name, file in several.items():
-                (copy / name).parent.mkdir(parents=True, exist_ok=True)
-                copy_candidate(file, copy / name, taken)
             for inside in links if (real / "build.toml").is_file() else ():
                 if in_work_tree(real, real / inside):
                     copy_candidate((real / inside).resolve(), copy / inside, taken)

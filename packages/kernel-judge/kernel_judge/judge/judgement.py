@@ -83,7 +83,7 @@ def judge(request: JudgeRequest, notify: Notify = lambda message: None) -> Verdi
         MeasureError: If a process of the judge's own fails.
     """
     task = read_task(request.task)
-    with frozen(request.candidate, task, with_build=request.is_built) as path:
+    with frozen(request.candidate, with_build=request.is_built) as path:
         return _judge(request, task, read_candidate(path, task), notify)
 
 

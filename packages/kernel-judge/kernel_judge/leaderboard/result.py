@@ -64,7 +64,7 @@ class Result:
 
 def signed_result(verdict: Verdict, candidate: Path, task: Path, key: PrivateKey) -> str:
     """Return a verdict with the candidate and the task as a signed JSON object on one line."""
-    with frozen(candidate, read_task(task)) as copy:
+    with frozen(candidate) as copy:
         texts = texts_of(copy)
         if candidate_digest(copy) != verdict.candidate_digest:
             hint = "judge it again"

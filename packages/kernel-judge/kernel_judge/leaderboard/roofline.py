@@ -6,6 +6,8 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kernel_sandbox.programs import root_directory
+
 _COLORS = {"candidate": "#c2410c", "eager": "#2563eb", "compile": "#15803d", "max-autotune": "#7e22ce"}
 _ROOF = "#78716c"
 _LEAST, _MOST = 1e-30, 1e30  # of a figure other than 0; smaller ones, larger ones and NaN are no measurements
@@ -18,8 +20,10 @@ def roofline(cases: Sequence[Mapping[str, Any]]) -> str:
     The y axis has GB/s: bytes that must move, divided by the time. The roof is the copy speed, and falls where the
     operations take longer. A dash is the limit of a shape. Shapes without counted operations are at the left edge.
     """
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
+    with root_directory():  # a file matplotlibrc of the current one would change the drawing
+        import matplotlib as mpl
+        import matplotlib.style
+        from matplotlib.figure import Figure
 
     cases = [case for case in cases if _is_timed(case)]
     if not cases:
@@ -34,7 +38,7 @@ def roofline(cases: Sequence[Mapping[str, Any]]) -> str:
     edge = 4 * max(1.0, matrix / memory, *(intensity for intensity, _ in points["shapes"]))
     roof = [(0, memory), (matrix / memory, memory), (edge, matrix / edge)] if matrix else [(0, memory), (edge, memory)]
     drawing = io.StringIO()
-    with mpl.rc_context(_SETTINGS):
+    with mpl.style.context("default"), mpl.rc_context(_SETTINGS):
         figure = Figure(figsize=(6.4, 4), layout="constrained")
         axes = figure.subplots()
         axes.plot(*zip(*roof, strict=True), color=_ROOF, label="limit")

@@ -7,7 +7,6 @@ more, with other inputs. The reference stays the best until a candidate has pass
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -20,7 +19,7 @@ from kernel_format.files import replaced_directory
 from kernel_judge.judge.verdict import Notify, Verdict, cause
 from kernel_judge.search.local_judge import Judge, Judged
 from kernel_judge.search.run_log import REFERENCE_PEER, VERIFIED, RunLog
-from kernel_judge.search.tries import Try, tries_of
+from kernel_judge.search.tries import Try, agent_names, tries_of
 from kernel_judge.search.workspace import template
 
 
@@ -102,7 +101,7 @@ def _write_card(directory: Path, project: Project, best: Try, verdict: Verdict) 
     with suppress(OSError, ValueError):  # without a card, or with one that is not YAML: an agent wrote it
         front, _ = front_matter.split(card.read_text(encoding="utf-8"))
         values |= front_matter.parse(front or "{}")
-    program = Path(shlex.split(best.agent)[0]).name  # its arguments may contain a key
+    (program,) = agent_names([best.agent]).values()
     facts = "\n".join(f"- {line}" for line in verdict.lines())
     text = template("CARD.md").substitute(vars(verdict), name=project.name, program=program, facts=facts)
     card.write_text(f"{front_matter.join(values, text)}\n", encoding="utf-8")

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from kernel_format.cache_directory import default_cache
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.verdict import EXIT_STATUS, NOT_JUDGED, Verdict
 from kernel_judge.search.limited_process import end_guard, guard
+from kernel_sandbox.programs import python_module, run_program
 
 BUILDER = "kernel-builder"
 JUDGE_COMMAND = (BUILDER, "judge")
@@ -64,8 +64,7 @@ class LocalJudge:
     ) -> None:
         self._task, self._seconds, self._is_stopping = task, seconds, is_stopping
         # Of this installation: that of another machine may be elsewhere.
-        own = (sys.executable, "-m", "kernel_builder", *command[1:])
-        self._command = own if command[0] == BUILDER else tuple(command)
+        self._command = [*python_module("kernel_builder"), *command[1:]] if command[0] == BUILDER else command
         self._devices = judging_devices()
 
     def judge(self, candidate: Path) -> Judged:
@@ -118,11 +117,9 @@ def judging_devices() -> dict[str, dict[str, str]]:
 
     These are the GPUs that this process may use, by their unique names, or else the CPU.
     """
-    query = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
-    try:
-        listed = subprocess.run(query, capture_output=True, text=True, check=False).stdout
-    except OSError:
-        listed = ""
+    listed = ""
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
+        listed = run_program("nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader").stdout.decode()
     names = {row[0].strip(): row[1].strip() for row in csv.reader(listed.splitlines()) if len(row) == 2}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     chosen = names if visible is None else [word.strip() for word in visible.split(",")]

@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.verdict import RIGHT, cause
 from kernel_judge.search.run_log import FINISHED, LOG, REFERENCE_PEER, STARTED, read_events
-from kernel_judge.search.tries import Try, tries_of
-
-_NAME = 40  # characters of an agent's command in a table
+from kernel_judge.search.tries import Try, agent_names, tries_of
 
 
 class AttemptResult(NamedTuple):
@@ -79,8 +77,9 @@ def make_report(runs: Iterable[Path], peer: str) -> RunReport:
     attempts: list[AttemptResult] = []
     best: list[Mapping[str, Any]] = []
     planned = 0
-    for run in runs:
-        events = read_events(run / LOG)
+    logs = [(run, read_events(run / LOG)) for run in runs]
+    names = agent_names(each.agent for run, events in logs for each in tries_of(events, run))
+    for run, events in logs:
         settings = [event for event in events if event["event"] == STARTED]
         if not settings:
             continue
@@ -89,9 +88,10 @@ def make_report(runs: Iterable[Path], peer: str) -> RunReport:
         for each in tries_of(events, run):
             tries[each.attempt].append(each)
         finished = [made for made in tries.values() if len(made) == settings[-1]["tries"]]
-        attempts += [_attempt(made, settings[-1]["task"], peer) for made in finished]
+        attempts += [_attempt(made, settings[-1]["task"], peer, names) for made in finished]
         for event in [event for event in events if event["event"] == FINISHED][-1:]:
-            best.append({"task": settings[-1]["task"], "best": event["best"]})
+            found = event["best"] and {**event["best"], "agent": names[event["best"]["agent"]]}
+            best.append({"task": settings[-1]["task"], "best": found})
     if not attempts:
         raise ConfigError(
             "no attempt is finished", where=", ".join(map(str, runs)), hint="run the search again: it goes on"
@@ -104,7 +104,7 @@ def make_report(runs: Iterable[Path], peer: str) -> RunReport:
     return RunReport(peer, attempts, groups, best, planned - len(attempts))
 
 
-def _attempt(tries: Sequence[Try], task: str, peer: str) -> AttemptResult:
+def _attempt(tries: Sequence[Try], task: str, peer: str, names: Mapping[str, str]) -> AttemptResult:
     first = tries[0]
     speeds = []
     for each in tries:
@@ -118,7 +118,7 @@ def _attempt(tries: Sequence[Try], task: str, peer: str) -> AttemptResult:
             speeds.append(speed.ratio)
     return AttemptResult(
         task=task,
-        agent=first.agent,
+        agent=names[first.agent],
         context=",".join(first.context) or "none",
         number=first.attempt,
         speed=max(speeds, default=None),
@@ -197,7 +197,7 @@ def summary_lines(report: RunReport) -> list[str]:
     rows = [[*head, "s/attempt"]]
     for group in report.groups:
         figures = [*(group.pass_at.get(k) for k in ks), *(group.speedup_at.get(k) for k in ks), group.seconds]
-        name = group.name if group.by == "all" else f"{group.by}: {_shortened(group.name)}"
+        name = group.name if group.by == "all" else f"{group.by}: {group.name}"
         numbers = ["-" if figure is None else f"{figure:.2f}" for figure in figures]
         rows.append([name, str(group.tasks), str(group.attempts), *numbers])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -216,10 +216,6 @@ def summary_lines(report: RunReport) -> list[str]:
     return lines
 
 
-def _shortened(name: str) -> str:
-    return name if len(name) <= _NAME else f"{name[: _NAME - 3]}..."
-
-
 def attempt_lines(report: RunReport) -> list[str]:
     """Return each try: its speed and interval or the reason, suspicious facts, code and log."""
     lines = []
@@ -227,7 +223,7 @@ def attempt_lines(report: RunReport) -> list[str]:
         for each in attempt.tries:
             speed = each.speed(report.peer) or each.speed(REFERENCE_PEER)
             lines.append(
-                f"{attempt.task}, attempt {attempt.number}, try {each.number} ({_shortened(attempt.agent)}): "
+                f"{attempt.task}, attempt {attempt.number}, try {each.number} ({attempt.agent}): "
                 f"{each.outcome}{f', {speed}' if speed else ''}{f': {cause(each.reason)}' if each.reason else ''}"
             )
             lines += [f"  suspicious: {fact}" for fact in (each.verdict.suspicious if each.verdict else ())]

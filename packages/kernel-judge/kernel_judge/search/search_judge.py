@@ -18,6 +18,7 @@ from typing import Any
 
 from kernel_format.errors import ToolchainError
 from kernel_judge.search.local_judge import Judge, Judged, LocalJudge
+from kernel_sandbox.programs import root_directory
 
 _CONNECT_SECONDS = 10
 
@@ -51,7 +52,8 @@ def _ray_judge(address: str, task: Path, *, seconds: float, command: Sequence[st
         host, _, port = address.removeprefix("ray://").rpartition(":")
         if host and port.isdigit():  # Ray itself would wait for minutes
             socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
-        ray.init(address=address, log_to_driver=False, configure_logging=False)
+        with root_directory():  # Ray's processes import modules of the current one
+            ray.init(address=address, log_to_driver=False, configure_logging=False)
     except (OSError, RuntimeError, ValueError) as error:
         raise ToolchainError(
             f"there is no Ray cluster at {address}: {str(error).splitlines()[0]}",

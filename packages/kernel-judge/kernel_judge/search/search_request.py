@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 from kernel_format.errors import ConfigError
 from kernel_judge.search.limited_process import Limits
 from kernel_judge.search.local_judge import JUDGE_COMMAND
+from kernel_sandbox.programs import find_program
 
 SKILL, REFERENCE = CONTEXTS = ("skill", "reference")
 CUDA_KERNELS = Path(__file__).parent / "cuda-kernels"  # the context "skill" of a search: how to write kernels
@@ -67,10 +67,10 @@ def agent_command(agent: str) -> list[str]:
         program, *arguments = shlex.split(agent)
     except ValueError as error:
         raise ConfigError(f"{agent!r} is not a command: {error}", where="--agent") from error
-    path = shutil.which(program)
+    path = find_program(program)
     if path is None:
         raise ConfigError(f"there is no program {program!r}", where="--agent", hint="name an executable file")
-    return [str(Path(path).absolute()), *arguments]
+    return [path, *arguments]
 
 
 def parse_context(text: str) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ class Supervisor:
         speeds = made.verdict.speed if made.verdict else {}
         listed = ", ".join(f"{speed.ratio:.2f} times the speed of {peer}" for peer, speed in speeds.items())
         detail = cause(made.reason) or listed or "not timed"
-        self.notify(f"attempt {attempt.number}, try {number} ({attempt.agent}): {made.outcome}, {detail}")
+        self.notify(f"attempt {attempt.number}, try {number}: {made.outcome}, {detail}")
 
     def _agent_ended(self, attempt: PlannedAttempt, number: int, workspace: Workspace) -> Event:
         """Call the agent, unless the log says how its call ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,3 +77,12 @@ def tries_of(events: Iterable[Event], run: Path) -> list[Try]:
     """Return the tries that have ended, by attempt and number."""
     tries = [Try.from_event(event, run) for event in events if event["event"] == TRY_ENDED]
     return sorted(tries, key=lambda each: (each.attempt, each.number))
+
+
+def agent_names(agents: Iterable[str]) -> dict[str, str]:
+    """Return command -> its program's name, as its arguments may contain a key; with a number if several have one."""
+    commands = list(dict.fromkeys(agents))
+    names = [Path(shlex.split(command)[0]).name for command in commands]
+    numbered = [f"{name} {names[:index].count(name)}" for index, name in enumerate(names, 1)]
+    unique = [name if names.count(name) == 1 else number for name, number in zip(names, numbered, strict=True)]
+    return dict(zip(commands, unique, strict=True))

@@ -14,7 +14,6 @@ import json
 import shlex
 import shutil
 import string
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from kernel_format.files import remove_tree
 from kernel_judge.judge.candidate_files import candidate_digest, copy_candidate
 from kernel_judge.judge.verdict import Verdict
 from kernel_judge.search.search_request import PlannedAttempt, SearchRequest
+from kernel_sandbox.programs import python_module
 from kernel_tasks import Task
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -115,7 +115,7 @@ def prompt_text(request: SearchRequest, attempt: PlannedAttempt, task: Task, fee
 
 def judge_script(request: SearchRequest) -> str:
     """Return the script `judge` of a workspace: it prints a verdict on the current files."""
-    command = [sys.executable, "-m", "kernel_judge.search.workspace_judge", str(request.run), "."]
+    command = python_module("kernel_judge.search.workspace_judge", str(request.run), ".")
     return f'#!/bin/sh\ncd "$(dirname "$0")" || exit 2\nexec {shlex.join(command)}\n'
 
 

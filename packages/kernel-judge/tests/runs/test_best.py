@@ -113,4 +113,4 @@ def test_the_command_prints_the_result(tmp_path: Path) -> None:
     done = subprocess.run(search, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "No candidate is right and faster than the reference." in done.stdout
-    assert "attempt 1, try 1 (true): no-candidate" in done.stderr
+    assert "attempt 1, try 1: no-candidate" in done.stderr

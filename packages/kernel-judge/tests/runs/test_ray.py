@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,8 +47,13 @@ def test_both_nodes_judge(tmp_path: Path, cluster: str) -> None:
     assert {verdict["device"] for verdict in verdicts} == {"first", "second"}
 
 
-def test_an_agent_asks_the_cluster(tmp_path: Path, cluster: str) -> None:
-    asking = "sh -c 'echo \"# right 2\" > candidate.py; ./judge'"
+@pytest.mark.attack
+def test_an_agent_asks_the_cluster(tmp_path: Path, cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither `./judge` nor a node imports modules of the directory that it starts in."""
+    evil = "mkdir kernel_judge && echo raise SystemExit > kernel_judge/__init__.py"
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(["sh", "-c", evil], check=True)
+    asking = f"sh -c 'echo \"# right 2\" > candidate.py; {evil}; ./judge'"
     result = run_search(quick_request(tmp_path, asking, ray=cluster))
     assert result.best
     assert "The candidate is right." in (result.run / "attempts/0001/1/agent.log").read_text()

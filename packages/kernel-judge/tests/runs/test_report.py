@@ -139,15 +139,21 @@ def test_the_command_prints_a_table_and_each_try_or_json(runs: list[Path]) -> No
     assert len(answer["attempts"]) == 8
 
 
-def test_the_page_of_a_search_has_its_code_and_no_file_behind_a_link(runs: list[Path], tmp_path: Path) -> None:
-    workspace = Workspace(runs[0], 4, 2)
+@pytest.mark.attack
+def test_the_page_of_a_search_has_its_code_and_no_private_data(runs: list[Path], tmp_path: Path) -> None:
+    """Not the arguments of agents, which may be keys, and no file behind a link."""
+    log, workspace = runs[0] / LOG, Workspace(runs[0], 4, 2)
+    text = log.read_text().replace('"agent-0"', '"./my-agent --key hf_secret"')
+    log.write_text(text.replace('"agent-1"', '"/bin/my-agent hf_secret"'))
     workspace.frozen.parent.mkdir(parents=True)
     workspace.frozen.write_text("class ModelNew: the_code = 1\n")
     workspace.log.write_text("x" * 30_000 + "the end of the log")
     command = ["report", str(runs[0]), "--out", str(tmp_path / "site")]
     assert CliRunner().invoke(main, command).exit_code == 0
     page = (tmp_path / "site" / "index.html").read_text()
-    assert "rank 1: attempt 4, try 2, agent-0" in page and "the_code = 1" in page and "the end of the log" in page
+    assert "rank 1: attempt 4, try 2, my-agent 2" in page and "the_code = 1" in page and "the end of the log" in page
+    shown = CliRunner().invoke(main, command[:2]).output + CliRunner().invoke(main, [*command[:2], "--json"]).output
+    assert "my-agent 1" in shown and "hf_secret" not in page + shown
     (tmp_path / "secret").write_text("hf_secret")
     workspace.log.unlink()
     workspace.log.symlink_to(tmp_path / "secret")
