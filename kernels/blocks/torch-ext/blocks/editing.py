@@ -45,13 +45,10 @@ class Editor:
 
     def insert_view(self, before: Node, target: Any, x: Node, *args: Any, **kwargs: Any) -> Node:
         """Insert a call of a function, or of a method by its name, that returns a view of `x`."""
-        kind, call = "call_function", target
-        if isinstance(target, str):
-            kind, call = "call_method", getattr(Tensor, target)
+        kind = "call_method" if isinstance(target, str) else "call_function"
         with self._graph.inserting_before(before):
             new = self._graph.create_node(kind, target, (x, *args), kwargs)
-        # Symbolic sizes are nodes, which may stand in a tuple.
-        new.meta = {"example_value": call(value(x), *map_arg(args, value), **map_arg(kwargs, value))}
+        new.meta = {"example_value": _result_of(new)}
         return new
 
     def insert_part(self, before: Node, results: Node, index: int, like: Node) -> Node:
@@ -118,16 +115,22 @@ class Editor:
         for node in self.nodes(iter):
             if operation(node) == "add" and fits(node) and value(node).stride(-1) != 1:
                 sums = _sums_from(node)
-                for x in (x for x in node.args if sums and is_alike(x, node)):
+                for x in (x for x in node.args if sums and is_tensor(x) and value(x).stride()[-1:] not in ((), (1,))):
                     node.replace_input_with(x, self.insert_view(node, "contiguous", x))
-                for part in sums:
-                    part.meta["example_value"] = value(part).contiguous()
+                for part in sorted(sums):
+                    part.meta["example_value"] = _result_of(part)
 
     def remove_copies(self) -> None:
         """Remove operations that return their argument: casts to its dtype, dropouts of nothing, slices of all."""
         for node in self.nodes():
             if is_tensor(node) and _returns_its_argument(node):
                 self.replace(node, node.args[0])
+
+
+def _result_of(node: Node) -> Any:
+    """Compute the fake result of a call."""
+    call = getattr(Tensor, node.target) if isinstance(node.target, str) else node.target
+    return call(*map_arg(node.args, value), **map_arg(node.kwargs, value))  # sizes are nodes, and may be in a tuple
 
 
 def _sums_from(node: Node) -> set[Node]:
