@@ -10,13 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from graph_models import accelerate_on_cpu, module_of
-from text_models import GEMMA, SIZES, OurOps, lively
+from text_models import IMAGE_TEXT, OurOps, image_text_model, lively
 from torch import nn
 from torch.nn import functional as F
 from transformers import (
     DynamicCache,
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
     LogitsProcessor,
     LogitsProcessorList,
     StaticCache,
@@ -503,16 +501,15 @@ def test_copies_pickles_and_restore(blocks):
     assert gone() is None
 
 
-def test_text_of_an_image_text_model(blocks):
-    """transformers passes it an empty dictionary of outputs of its encoder."""
-    text = {**SIZES, **GEMMA, "vocab_size": 120}
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    vision |= {"image_size": 28, "patch_size": 14}
-    tokens = {"image_token_index": 110, "boi_token_index": 111, "eoi_token_index": 112, "mm_tokens_per_image": 4}
-    model = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=vision, **tokens))
-    counts = compare(blocks, model.eval().requires_grad_(False), {"pad_token_id": 0})
-    assert not counts.eager
-    assert counts.replays == 2 * (NEW_TOKENS - 1)
+@pytest.mark.parametrize("name", IMAGE_TEXT)
+def test_image_text_models(blocks, name):
+    """transformers also passes the types of tokens, and the outputs of its encoder, which may be none."""
+    model, image = image_text_model(name)
+    for call in ({}, image):
+        counts = compare(blocks, model, {"pad_token_id": 0, **call})
+        assert not counts.eager
+        assert (counts.captured, counts.replays) == (1, 2 * (NEW_TOKENS - 1))
+        blocks.restore(model)
 
 
 def test_report(blocks):
