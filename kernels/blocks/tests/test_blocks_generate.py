@@ -22,9 +22,11 @@ from transformers import (
     StoppingCriteriaList,
     TextStreamer,
 )
+from transformers.generation.utils import ALL_CACHE_NAMES
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_grad")
 
+CACHE = ALL_CACHE_NAMES[0]  # it differs between releases of transformers
 PROMPT = torch.tensor([[5, 9, 41, 7, 12, 33]])
 BATCH = torch.tensor([[0, 0, 41, 7, 12, 33], [5, 9, 17, 7, 12, 30], [0, 3, 4, 5, 6, 7]])
 PADDED = (BATCH != 0).long()
@@ -251,12 +253,13 @@ def test_dictionary_of_outputs(blocks, name):
             assert torch.equal(ours.sequences, theirs.sequences)
             for kind in ("scores", "logits"):
                 torch.testing.assert_close(ours[kind], theirs[kind])
-            assert type(ours.cache) is DynamicCache
-            assert ours.cache.get_seq_length() == theirs.cache.get_seq_length()
-            for own, their in zip(ours.cache.layers, theirs.cache.layers):
+            assert type(ours[CACHE]) is DynamicCache
+            assert ours[CACHE].get_seq_length() == theirs[CACHE].get_seq_length()
+            for own, their in zip(ours[CACHE].layers, theirs[CACHE].layers):
                 torch.testing.assert_close((own.keys, own.values), (their.keys, their.values))
     longer = torch.cat([ours.sequences, PROMPT], 1)
-    assert torch.equal(generate(model, longer, cache=ours.cache), generate(model, longer, cache=theirs.cache))
+    following = [generate(model, longer, **{CACHE: outputs[CACHE]}) for outputs in (ours, theirs)]
+    assert torch.equal(*following)
 
 
 def test_max_time(blocks):
@@ -322,7 +325,7 @@ def test_cache_of_the_caller(blocks, kind, window):
     def talk(prompt, mask):
         cache, turns = own_cache(model, kind), []
         for count in (24, 8, 8):
-            tokens = generate(model, prompt, attention_mask=mask, cache=cache, max_new_tokens=count)
+            tokens = generate(model, prompt, attention_mask=mask, max_new_tokens=count, **{CACHE: cache})
             turns.append((tokens, states_of(cache)))
             prompt = torch.cat([tokens, tokens[:, :3]], 1)
             mask = torch.nn.functional.pad(mask, (0, prompt.shape[1] - mask.shape[1]), value=1)
@@ -344,7 +347,7 @@ def test_cache_without_layers_yet(blocks):
     model, cache = lively(), DynamicCache()
     expected = generate(model)
     counts = accelerated(blocks, model)
-    assert torch.equal(generate(model, cache=cache), expected)
+    assert torch.equal(generate(model, **{CACHE: cache}), expected)
     assert cache.get_seq_length() == expected.shape[1] - 1
     assert not counts.eager
 
