@@ -123,13 +123,13 @@ def is_same(actual, expected):
     return error(actual, expected) < {torch.float32: 1e-5, torch.bfloat16: 2e-2}[expected.dtype]
 
 
-def ltx_on_gpu(dtype=torch.bfloat16):
-    return ltx().to("cuda", dtype)
+def ltx_on_gpu(dtype=torch.bfloat16, device="cuda"):
+    return ltx().to(device, dtype)
 
 
-def inputs_on_gpu(frames=2, dtype=torch.bfloat16):
+def inputs_on_gpu(frames=2, dtype=torch.bfloat16, device="cuda"):
     inputs = ltx_inputs(frames, dtype)
-    return {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+    return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
 
 
 def graphed(blocks, model, limit=8):

@@ -10,13 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from graph_models import accelerate_on_cpu, module_of
-from text_models import GEMMA, SIZES, OurOps, lively
+from text_models import IMAGE_TEXT, OurOps, image_text_model, lively
 from torch import nn
 from torch.nn import functional as F
 from transformers import (
     DynamicCache,
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
     LogitsProcessor,
     LogitsProcessorList,
     StaticCache,
@@ -24,9 +22,11 @@ from transformers import (
     StoppingCriteriaList,
     TextStreamer,
 )
+from transformers.generation.utils import ALL_CACHE_NAMES
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_grad")
 
+CACHE = ALL_CACHE_NAMES[0]  # it differs between releases of transformers
 PROMPT = torch.tensor([[5, 9, 41, 7, 12, 33]])
 BATCH = torch.tensor([[0, 0, 41, 7, 12, 33], [5, 9, 17, 7, 12, 30], [0, 3, 4, 5, 6, 7]])
 PADDED = (BATCH != 0).long()
@@ -253,12 +253,13 @@ def test_dictionary_of_outputs(blocks, name):
             assert torch.equal(ours.sequences, theirs.sequences)
             for kind in ("scores", "logits"):
                 torch.testing.assert_close(ours[kind], theirs[kind])
-            assert type(ours.cache) is DynamicCache
-            assert ours.cache.get_seq_length() == theirs.cache.get_seq_length()
-            for own, their in zip(ours.cache.layers, theirs.cache.layers):
+            assert type(ours[CACHE]) is DynamicCache
+            assert ours[CACHE].get_seq_length() == theirs[CACHE].get_seq_length()
+            for own, their in zip(ours[CACHE].layers, theirs[CACHE].layers):
                 torch.testing.assert_close((own.keys, own.values), (their.keys, their.values))
     longer = torch.cat([ours.sequences, PROMPT], 1)
-    assert torch.equal(generate(model, longer, cache=ours.cache), generate(model, longer, cache=theirs.cache))
+    following = [generate(model, longer, **{CACHE: outputs[CACHE]}) for outputs in (ours, theirs)]
+    assert torch.equal(*following)
 
 
 def test_max_time(blocks):
@@ -324,7 +325,7 @@ def test_cache_of_the_caller(blocks, kind, window):
     def talk(prompt, mask):
         cache, turns = own_cache(model, kind), []
         for count in (24, 8, 8):
-            tokens = generate(model, prompt, attention_mask=mask, cache=cache, max_new_tokens=count)
+            tokens = generate(model, prompt, attention_mask=mask, max_new_tokens=count, **{CACHE: cache})
             turns.append((tokens, states_of(cache)))
             prompt = torch.cat([tokens, tokens[:, :3]], 1)
             mask = torch.nn.functional.pad(mask, (0, prompt.shape[1] - mask.shape[1]), value=1)
@@ -346,7 +347,7 @@ def test_cache_without_layers_yet(blocks):
     model, cache = lively(), DynamicCache()
     expected = generate(model)
     counts = accelerated(blocks, model)
-    assert torch.equal(generate(model, cache=cache), expected)
+    assert torch.equal(generate(model, **{CACHE: cache}), expected)
     assert cache.get_seq_length() == expected.shape[1] - 1
     assert not counts.eager
 
@@ -503,16 +504,15 @@ def test_copies_pickles_and_restore(blocks):
     assert gone() is None
 
 
-def test_text_of_an_image_text_model(blocks):
-    """transformers passes it an empty dictionary of outputs of its encoder."""
-    text = {**SIZES, **GEMMA, "vocab_size": 120}
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    vision |= {"image_size": 28, "patch_size": 14}
-    tokens = {"image_token_index": 110, "boi_token_index": 111, "eoi_token_index": 112, "mm_tokens_per_image": 4}
-    model = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=vision, **tokens))
-    counts = compare(blocks, model.eval().requires_grad_(False), {"pad_token_id": 0})
-    assert not counts.eager
-    assert counts.replays == 2 * (NEW_TOKENS - 1)
+@pytest.mark.parametrize("name", IMAGE_TEXT)
+def test_image_text_models(blocks, name):
+    """transformers also passes the types of tokens, and the outputs of its encoder, which may be none."""
+    model, image = image_text_model(name)
+    for call in ({}, image):
+        counts = compare(blocks, model, {"pad_token_id": 0, **call})
+        assert not counts.eager
+        assert (counts.captured, counts.replays) == (1, 2 * (NEW_TOKENS - 1))
+        blocks.restore(model)
 
 
 def test_report(blocks):

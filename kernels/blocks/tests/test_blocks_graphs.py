@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, LTXPipeline
 from graph_models import (
     FIRST,
     Wrapped,
@@ -255,12 +254,24 @@ def test_model_is_not_kept_alive(blocks):
     assert gone() is None
 
 
-def test_pipeline(blocks):
-    pipeline = LTXPipeline(FlowMatchEulerDiscreteScheduler(), None, llama(), None, ltx())
-    report = blocks.accelerate(pipeline, graphs=True)
-    assert list(report.graphs) == ["transformer"]
-    blocks.restore(pipeline)
-    assert type(pipeline.transformer) is type(ltx())
+class Registered(nn.LayerNorm):
+    kinds = []  # noqa: RUF012
+
+    def __init_subclass__(cls, *, kind):
+        cls.kinds.append(kind)
+
+
+class Norm(Registered, kind="layer"):
+    pass
+
+
+def test_classes_that_register_their_subclasses(blocks):
+    model, x = Norm(8), torch.randn(2, 8)
+    expected = model(x)
+    blocks.accelerate(model, graphs=True)
+    assert torch.equal(model(x), expected) and type(model) is not Norm
+    blocks.restore(model)
+    assert type(model) is Norm and Registered.kinds == ["layer"]
 
 
 def test_compile_on_top(blocks):

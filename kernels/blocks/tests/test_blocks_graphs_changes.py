@@ -21,6 +21,7 @@ from graph_models import (
 from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from torch import nn
+from torch.overrides import BaseTorchFunctionMode
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_grad")
 
@@ -29,25 +30,9 @@ def lora_layer(model):
     return next(module for module in model.modules() if isinstance(module, LoraLayer))
 
 
-def replace_parameter(model):
-    model.proj_out.weight = nn.Parameter(model.proj_out.weight * 2, requires_grad=False)
-
-
-def replace_data(model):
-    model.proj_out.weight.data = model.proj_out.weight.data * 2
-
-
-def replace_scalar(model):
-    model.transformer_blocks[0].factor = torch.ones(())
-
-
 class Doubled(nn.Linear):
     def forward(self, x):
         return super().forward(x) * 2
-
-
-def change_class(model):
-    model.proj_out.__class__ = Doubled
 
 
 CHANGES = {
@@ -59,10 +44,10 @@ CHANGES = {
     "adapters unloaded": lambda model: model.unload_lora(),
     "adapter merged": lambda model: lora_layer(model).merge(),
     "dtype": lambda model: model.to(torch.bfloat16).to(torch.float32),
-    "parameter": replace_parameter,
-    "data of a parameter": replace_data,
+    "parameter": lambda model: setattr(model.proj_out, "weight", nn.Parameter(2 * model.proj_out.weight)),
+    "data of a parameter": lambda model: setattr(model.proj_out.weight, "data", 2 * model.proj_out.weight.data),
     "buffer": lambda model: model.proj_out.register_buffer("extra", torch.ones(2)),
-    "attribute that is a tensor": replace_scalar,
+    "attribute that is a tensor": lambda model: setattr(model.transformer_blocks[0], "factor", torch.ones(())),
     "training": lambda model: model.transformer_blocks[0].train(),
     "number": lambda model: setattr(model.transformer_blocks[0].norm1, "eps", 1e-2),
     "list": lambda model: model.transformer_blocks[0].listed.append(1),
@@ -73,23 +58,23 @@ CHANGES = {
     "object": lambda model: setattr(model.transformer_blocks[0].attn1.processor, "strength", 2),
     "module": lambda model: setattr(model, "proj_out", nn.Linear(64, 8)),
     "more modules": lambda model: model.transformer_blocks.append(copy.deepcopy(model.transformer_blocks[0])),
-    "class": change_class,
+    "class": lambda model: setattr(model.proj_out, "__class__", Doubled),
     "hook": lambda model: model.proj_out.register_forward_hook(lambda module, args, output: output * 2),
 }
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_no_graph_outlives_a_change(blocks, change):
+@pytest.mark.parametrize("name", CHANGES)
+def test_no_graph_outlives_a_change(blocks, name):
     model, inputs = ltx(), ltx_inputs()
     model.add_adapter(LoraConfig(target_modules=["to_q", "proj_out"], init_lora_weights=False))
     model.transformer_blocks[0].factor = torch.ones(())
     model.transformer_blocks[0].listed = [{"deep": {1, 2}}]
     model.requires_grad_(False)
-    if change in (replace_parameter, replace_data, change_class, CHANGES["buffer"]):
+    if name in ("parameter", "data of a parameter", "class", "buffer"):
         model.unload_lora()
     counts = accelerate_on_cpu(blocks, model)
     warm(model, counts, inputs)
-    change(model)
+    CHANGES[name](model)
     model.requires_grad_(False)
     replays = counts.replays
     model(**inputs)
@@ -219,6 +204,13 @@ def test_gradients(blocks):
         model.requires_grad_(False)
         model(**{**inputs, "hidden_states": inputs["hidden_states"].requires_grad_()}).sample.sum().backward()
     assert counts.eager == {"gradients are needed": 2}
+
+
+def test_function_modes(blocks):
+    model, inputs, counts = captured_ltx(blocks)
+    with BaseTorchFunctionMode():
+        model(**inputs)
+    assert [reason for reason in counts.eager if reason.startswith("a function mode")]
 
 
 def test_failed_capture(blocks):

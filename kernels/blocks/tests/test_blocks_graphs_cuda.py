@@ -15,6 +15,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
     pytest.mark.usefixtures("no_grad"),
 ]
+TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
 def random_numbers_work():
@@ -24,13 +25,14 @@ def random_numbers_work():
     return torch.equal(first, torch.rand(1000, device="cuda"))
 
 
+@pytest.mark.parametrize("device", ["cuda", pytest.param("cuda:1", marks=TWO_GPUS)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_replays_are_equal_to_eager(blocks, dtype):
-    model = ltx_on_gpu(dtype)
+def test_replays_are_equal_to_eager(blocks, dtype, device):
+    model = ltx_on_gpu(dtype, device)
     counts = graphed(blocks, model)
     for _ in range(5):
         for frames in (2, 3):
-            inputs = inputs_on_gpu(frames, dtype)
+            inputs = inputs_on_gpu(frames, dtype, device)
             output = model(**inputs)
             expected = without_graphs(blocks, model, inputs)
             assert type(output) is type(expected)
@@ -176,14 +178,17 @@ CALLS = [
 
 def generate_on_gpu(model, **options):
     torch.manual_seed(0)
-    options = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in options.items()}
-    return model.generate(PROMPT.cuda(), **{"max_new_tokens": 80, "eos_token_id": None, **options})
+    to = model.device
+    options = {name: value.to(to) if isinstance(value, torch.Tensor) else value for name, value in options.items()}
+    return model.generate(PROMPT.to(to), **{"max_new_tokens": 80, "eos_token_id": None, **options})
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_generate(blocks, name):
+@pytest.mark.parametrize(
+    ("name", "device"), [("llama", "cuda"), ("gemma3", "cuda"), pytest.param("llama", "cuda:1", marks=TWO_GPUS)]
+)
+def test_generate(blocks, name, device):
     """Steps are captured, with windows that fill, and give the tokens of transformers' own loop."""
-    model = lively(name).cuda()
+    model = lively(name).to(device)
     expected = [generate_on_gpu(model, **options) for options in CALLS]
     report = blocks.accelerate(model, graphs=True)
     (counts,) = report.generation.values()

@@ -1,4 +1,4 @@
-"""The lines of the repository's README accelerate a model, on a machine without a GPU."""
+"""The lines of the repository's README accelerate a model."""
 
 import re
 import subprocess
@@ -10,7 +10,9 @@ CALL = """
 import torch
 inputs = {"hidden_states": torch.randn(1, 12, 128), "encoder_hidden_states": torch.randn(1, 5, 4096)}
 inputs |= {"timestep": torch.tensor([500.0]), "encoder_attention_mask": torch.ones(1, 5)}
-model(**inputs, num_frames=1, height=3, width=4)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+inputs = {name: value.to(device) for name, value in inputs.items()}
+model.to(device)(**inputs, num_frames=1, height=3, width=4)
 print(report)
 """
 

@@ -82,6 +82,7 @@ def test_pipeline(blocks):
     assert error(video(), expected) < ROUNDING
     assert ("LTXVideoTransformerBlock", "residual sum with gate") in report.replaced
     assert blocks.accelerate(pipeline, check=ltx()[1], scope="blocks").check.accelerated_error < 1e-6
+    assert list(blocks.accelerate(pipeline, graphs=True).graphs) == ["transformer"]
     blocks.restore(pipeline)
     assert torch.equal(video(), expected)
 

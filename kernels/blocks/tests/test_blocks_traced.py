@@ -12,6 +12,7 @@ from text_models import PADDED, TOKENS, lively, model_of
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
 
 pytestmark = pytest.mark.usefixtures("one_thread", "fresh_dynamo", "on_the_device_of_the_kernels")
 
@@ -55,7 +56,8 @@ def test_outputs_are_the_models_and_bit_equal_once_restored(blocks, name):
     case = CASES[name]()
     expected = case.run()
     report = traced(blocks, case.model)
-    assert error(case.run(), expected) < 1e-5
+    with torch._C.DisableTorchFunction():  # Torch does not trace `unflatten` under the mode of a default device
+        assert error(case.run(), expected) < 1e-5
     does = {does for _, does in report.replaced}
     assert KERNELS[name] <= does
     assert not [reason for _, reason in report.left if "rotary" in reason]
@@ -183,12 +185,18 @@ def test_generated_tokens_are_the_models(blocks, scope):
 # --- models whose operations have side effects, or change ------------------------------------------------------------
 
 
+class Doubling(nn.Module):
+    def forward(self, x):
+        x *= 2
+        return x
+
+
 class InPlace(nn.Module):
     """A block with an activation between a residual sum and its norm that may write to an operand of the sum."""
 
-    def __init__(self, inplace=False):
+    def __init__(self, act):
         super().__init__()
-        self.norm, self.act, self.linear = nn.LayerNorm(32), nn.SiLU(inplace=inplace), nn.Linear(32, 32)
+        self.norm, self.act, self.linear = nn.LayerNorm(32), act, nn.Linear(32, 32)
 
     def forward(self, x):
         branch = self.linear(x)
@@ -197,16 +205,44 @@ class InPlace(nn.Module):
         return self.norm(hidden) + more
 
 
-@pytest.mark.parametrize("later", [False, True])
 @torch.no_grad()
-def test_activations_in_place(blocks, later):
-    model, x = InPlace(inplace=not later), torch.randn(2, 6, 32)
+def test_activations_in_place(blocks):
+    """They are in the second model of a class, or write from the second call on."""
+    x = torch.randn(2, 6, 32)
+    for act in (nn.SiLU(), nn.SiLU(inplace=True), Doubling(), nn.SiLU()):
+        model = InPlace(act)
+        traced(blocks, model)
+        model(x)
+        model.act.inplace = True
+        actual = model(x)
+        blocks.restore(model)
+        torch.testing.assert_close(actual, model(x))
+
+
+@torch.no_grad()
+def test_functions_that_a_module_holds(blocks):
+    model, x = Calls(lambda x: model.act(x) * x), torch.randn(2, 16)
+    for function in (lambda x: F.silu(x), lambda x: F.relu(x), lambda x: F.silu(x + 1)):  # noqa: PLW0108
+        model.act = function
+        traced(blocks, model)
+        torch.testing.assert_close(model(x), function(x) * x)
+
+
+class Negating(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        return -result if function is F.silu else result
+
+
+@torch.no_grad()
+def test_a_mode_that_is_entered_later_sees_the_models_calls(blocks):
+    model, x = Calls(lambda x: F.silu(norm(x)) * x), torch.randn(2, 16)
+    norm = model.norm = nn.RMSNorm(16, eps=1e-6)
+    expected = model(x)
     traced(blocks, model)
-    model(x)
-    model.act.inplace = True
-    actual = model(x)
-    blocks.restore(model)
-    torch.testing.assert_close(actual, model(x))
+    torch.testing.assert_close(model(x), expected)
+    with Negating():
+        torch.testing.assert_close(model(x), -expected)
 
 
 class NormWithDropout(nn.RMSNorm):
@@ -250,7 +286,7 @@ class Rotating(nn.Module):
         if self.half:
             first, second = x.chunk(2, -1)
             return x * cos + torch.cat((-second, first), -1) * sin
-        first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+        first, second = x.view(*x.shape[:-1], -1, 2).unbind(-1)
         return x * cos + torch.stack((-second, first), -1).flatten(-2) * sin
 
 
@@ -271,6 +307,20 @@ def test_rotary_tables_that_are_inputs(blocks, half, cos, sin, count):
     for tables in ((cos, sin), (cos * 2, sin * 2)):
         torch.testing.assert_close(model(x, *tables), Rotating(half)(x, *tables))
     assert report.replaced["Rotating", "rotary embedding"] == count
+
+
+@torch.no_grad()
+def test_a_complex_rotary_table_that_is_loaded(blocks):
+    def rotate(x):
+        pairs = torch.view_as_complex(x.view(2, 3, 5, 8, 2))
+        return torch.view_as_real(pairs * model.table).flatten(-2)
+
+    model, x = Calls(rotate), torch.randn(2, 3, 5, 16)
+    model.register_buffer("table", torch.randn(5, 8, dtype=torch.complex64))
+    report, first = traced(blocks, model), model(x)
+    model.load_state_dict({"table": -2 * model.table})
+    torch.testing.assert_close(model(x), -2 * first)
+    assert report.replaced == {("Calls", "rotary embedding"): 1}
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import prune
 
 pytestmark = pytest.mark.usefixtures("one_thread", "fresh_dynamo")
 WHEN = pytest.mark.parametrize("when", ["before", "after"])
@@ -134,8 +136,17 @@ class Doubled(nn.RMSNorm):
         return 2 * super().forward(x)
 
 
-def exchange(model):
-    model.layers[0].norm = Doubled(32, eps=1e-6).to(DEVICE)
+def exchange(model, wrap=None):
+    model.layers[0].norm = Doubled(32, eps=1e-6).to(DEVICE) if wrap is None else wrap(nn.LayerNorm(32, device=DEVICE))
+
+
+WRAPS = [
+    functools.partial(torch.compile, backend="eager"),
+    torch.jit.script,
+    lambda norm: torch.jit.trace(norm, torch.ones(1, 32, device=DEVICE)),
+    lambda norm: prune.l1_unstructured(norm, "weight", 0.5),
+]
+EXCHANGES = [functools.partial(exchange, wrap=wrap) for wrap in WRAPS]
 
 
 def patch_instance(model):
@@ -153,7 +164,7 @@ def write(model):
 
 
 @WHEN
-@pytest.mark.parametrize("change", [quantize, exchange, patch_instance, load, write])
+@pytest.mark.parametrize("change", [quantize, exchange, patch_instance, load, write, *EXCHANGES])
 @torch.no_grad()
 def test_changed_modules(blocks, change, when):
     model, inputs = own()
@@ -189,14 +200,6 @@ def test_hooks_run_in_order(blocks, when):
     assert calls[fast] == calls[model] and len(calls[model]) == 21
 
 
-def patched_norm(self, x):
-    return 1.5 * x
-
-
-def patched_rotary(q, k, cos, sin, unsqueeze_dim=1):
-    return -q, k
-
-
 def patched_processor(self, attn, hidden_states, encoder_hidden_states=None, *args, **kwargs):
     return hidden_states if encoder_hidden_states is None else (hidden_states, encoder_hidden_states)
 
@@ -207,8 +210,13 @@ def flux():
 
 
 PATCHES = {
-    "method of a class": (qwen3, "transformers.models.qwen3.modeling_qwen3.Qwen3RMSNorm.forward", patched_norm),
-    "function": (qwen3, "transformers.models.qwen3.modeling_qwen3.apply_rotary_pos_emb", patched_rotary),
+    "method of a class": (
+        qwen3,
+        "transformers.models.qwen3.modeling_qwen3.Qwen3RMSNorm.forward",
+        lambda self, x: 1.5 * x,
+    ),
+    "function": (qwen3, "transformers.models.qwen3.modeling_qwen3.apply_rotary_pos_emb", lambda q, k, *_: (-q, k)),
+    "function of Torch": (qwen3, "torch.nn.functional.silu", lambda x, inplace: 3 * x),
     "processor": (flux, "diffusers.models.transformers.transformer_flux.FluxAttnProcessor.__call__", patched_processor),
 }
 
@@ -227,7 +235,7 @@ def test_patches_are_called(blocks, monkeypatch, name, when):
         report = blocks.accelerate(model)
     actual = run(model, inputs)
     left = report.left[type(model).__name__, "the method of a class was patched after accelerate"]
-    assert left == (when == "after" and name != "function")
+    assert left == (when == "after" and "function" not in name)
     monkeypatch.undo()
     assert error(run(model, inputs), unpatched) < ROUNDING
     monkeypatch.setattr(target, patch)
@@ -321,6 +329,18 @@ def test_fully_sharded(blocks, mesh, when):
     blocks.restore(fast)
     assert [type(module) for module in fast.modules()] == classes
     assert torch.equal(run(fast, inputs), expected)
+
+
+@WHEN
+def test_distributed_data_parallel(blocks, mesh, when):
+    model, inputs = own()
+    expected, eager_gradients = run(model, inputs), train(model, inputs)
+    fast = accelerated(blocks, model) if when == "before" else model
+    parallel = DistributedDataParallel(fast)
+    report = blocks.accelerate(parallel)
+    assert error(run(parallel, inputs), expected) < ROUNDING and report.replaced
+    ours = train(parallel, inputs)
+    assert_equal_gradients({name.removeprefix("module."): gradient for name, gradient in ours.items()}, eager_gradients)
 
 
 @WHEN

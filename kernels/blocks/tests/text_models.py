@@ -8,12 +8,11 @@ import torch
 import transformers
 from model_cases import DEVICE, randomized
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 # Configurations and their options. The windows are narrower than the tests' sequences. Gemma's second layer has none.
 TABLE = json.loads(Path(__file__).with_suffix(".json").read_text())
-SIZES, CONFIGS = TABLE["sizes"], TABLE["models"]
-GEMMA = CONFIGS["gemma2"][1]
+SIZES, CONFIGS, IMAGE_TEXT = TABLE["sizes"], TABLE["models"], TABLE["image-text"]
 TOKENS = torch.arange(3, 27, device=DEVICE).view(2, 12)
 PADDED = torch.ones_like(TOKENS)
 PADDED[0, :4] = 0
@@ -26,14 +25,28 @@ def model_of(name, seed=0, attention=None, **changes):
     return randomized(AutoModelForCausalLM.from_config(config, attn_implementation=attention), 0.2)
 
 
-@torch.no_grad()
 def lively(name="llama", **changes):
     """Return a small model whose tokens do not repeat themselves."""
-    model = model_of(name, **{"max_position_embeddings": 512, **changes})
+    return _enlivened(model_of(name, **{"max_position_embeddings": 512, **changes}))
+
+
+@torch.no_grad()
+def _enlivened(model):
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.mul_(8)
-    return model.requires_grad_(False)
+    return model.eval().requires_grad_(False)
+
+
+def image_text_model(name):
+    """Return a small model, and the arguments of `generate` with an image."""
+    given = IMAGE_TEXT[name]
+    text = {**SIZES, "vocab_size": 120, **given["text"]}
+    config = AutoConfig.for_model(name, **given["config"], text_config=text, image_token_id=110, image_token_index=110)
+    torch.manual_seed(0)
+    inputs = {name: torch.tensor(value) for name, value in given["inputs"].items()}
+    inputs |= {"pixel_values": torch.randn(given["pixels"]), "prompt": torch.tensor([[5, 111, *[110] * 4, 112, 9]])}
+    return _enlivened(AutoModelForImageTextToText.from_config(config)), inputs
 
 
 @torch.no_grad()

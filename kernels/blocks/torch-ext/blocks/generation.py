@@ -22,6 +22,7 @@ from .generation_call import GenerateCall
 from .generation_state import State
 from .gpu import Gpu
 from .graph_runner import Captures
+from .kernel_set import is_watched
 from .report import Report
 
 _STATES = 4  # that are kept for later calls: for sizes of batches, and for threads
@@ -33,7 +34,8 @@ class Decoder(Captures):
     """Runs the decoding loop of one model."""
 
     def __init__(self, cls: type, report: Report, gpu: Optional[Gpu] = None) -> None:
-        super().__init__(cls, report, gpu)
+        # `generate` makes the positions that a step gets of these.
+        super().__init__(cls, report, gpu, unread=("rope_deltas",))
         self._states: set[State] = set()
         self._free: list[State] = []  # that no call uses, the last used one last
         self._refused: dict[Any, str] = {}
@@ -46,6 +48,7 @@ class Decoder(Captures):
             device = self._device_of(model)
             refuse_if(
                 (synced_gpus, "several processes generate in step"),
+                (is_watched(), "a function mode is active"),
                 # Keys of the prefill and of a step may have different dtypes.
                 (torch.is_autocast_enabled(self._gpu.type), "autocast is on"),
                 (input_ids.device != device, f"the tokens are on {input_ids.device}, the model on {device}"),
@@ -70,8 +73,6 @@ class Decoder(Captures):
     def is_active(self) -> bool:
         """Return whether this thread runs the model for the loop, so that its forward needs no graph of its own."""
         return getattr(self._thread, "is_active", False)
-
-    # --- memory ------------------------------------------------------------------------------------------------------
 
     def _forget(self) -> None:
         self._gpu.wait()
@@ -110,8 +111,6 @@ class Decoder(Captures):
     def _count(self) -> None:
         self.counts.held = sum(len(state.graphs) for state in self._states)
         self.counts.memory = sum(state.bytes for state in self._states) + (self._pool_bytes if self.counts.held else 0)
-
-    # --- one call ----------------------------------------------------------------------------------------------------
 
     def _generate(self, model: Any, forward: Callable, own: Callable, call: GenerateCall) -> Any:
         # transformers computes the prefill and chooses the first token.

@@ -5,17 +5,22 @@ This module imports transformers: import it only for a model of transformers.
 
 from typing import Any, Optional
 
+import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationMixin, StaticCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer
 from transformers.generation import logits_process
+from transformers.generation import utils as generation_utils
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
 
 from .calls import is_value, refuse_if
 
 _LIBRARY = GenerationMixin.__module__
 _LAYERS = DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer
-_INPUTS = {"attention_mask", "position_ids", "inputs_embeds", "use_cache", "tokenizer"}
+_INPUTS = {"attention_mask", "position_ids", "inputs_embeds", "use_cache", "tokenizer", "cache", "past_key_values"}
+_INPUTS.update(generation_utils.MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL)  # the prefill has read images and sounds
+# The types of new tokens, from that of the last one, as transformers' loop has them.
+_TYPES = {"token_type_ids": torch.clone, "mm_token_type_ids": torch.zeros_like}
 # Processors that a graph may have. The last one may look at the same token more than once: a step gives it repetitions.
 _IN_GRAPHS = {
     *("EpsilonLogitsWarper", "MinPLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "TypicalLogitsWarper"),
@@ -27,16 +32,8 @@ _IN_GRAPHS = {
 class GenerateCall:
     """The arguments of one call of transformers' `_sample`, and their meaning."""
 
-    max_length: int  # the number of tokens at which it ends
     deadline: Optional[float] = None  # the time at which it ends
-    options: dict[str, Any]  # arguments of the forward that do not change
-    is_filled: bool  # whether the caller gets the cache
-    windows: tuple[Optional[int], ...]  # the sliding window of each layer
-    takes_masks_by_type: bool  # whether the model takes a mask for each type of its layers, by name
     eos: Optional[Tensor] = None  # the ids that end a sequence
-    pad: Optional[Tensor]  # the token that continues finished sequences
-    by_hand: Optional[str]  # why tokens are chosen outside of the graph
-    key: Any  # equal for calls that one graph can serve
 
     def __init__(self, model: Any, own: Any, input_ids: Tensor, arguments: dict[str, Any]) -> None:
         """Read the arguments of `own`, the `_sample` of the model. Raise `Refused` if that must run them."""
@@ -49,12 +46,10 @@ class GenerateCall:
         # The name differs between releases of transformers.
         self.cache_name = next((name for name in ("cache", "past_key_values") if kwargs.get(name) is not None), "")
         self.cache = kwargs.get(self.cache_name)
-        self.options = {
-            name: value
-            for name, value in kwargs.items()
-            # transformers itself passes empty dictionaries, of encoders that have nothing to encode.
-            if value is not None and not (type(value) is dict and not value) and name not in {*_INPUTS, self.cache_name}
-        }
+        types = {name: of(kwargs[name][:, -1:]) for name, of in _TYPES.items() if kwargs.get(name) is not None}
+        given = {name: kwargs[name] for name in sorted(kwargs.keys() - _INPUTS - types.keys())}
+        # Arguments of the forward that do not change.
+        self.options = types | {name: value for name, value in given.items() if value is not None}
         self.max_length = self.criteria.max_length or 0
         mask, asked = kwargs.get("attention_mask"), config.cache_implementation
         implementation, is_static = text_config._attn_implementation, getattr(model, "_can_compile_fullgraph", False)
@@ -68,7 +63,7 @@ class GenerateCall:
             ("forward" in vars(model), "its forward was replaced by other code"),
             (model._forward_hooks or model._forward_pre_hooks, "it has hooks"),
             (not kwargs.get("use_cache") or self.cache is None, "it has no cache"),
-            *((not is_value(value), f"the argument {name}") for name, value in self.options.items()),
+            *((not is_value(value), f"the argument {name}") for name, value in given.items()),
             *((getattr(config, name, None), f"{name} is set") for name in outputs),
             (not self.max_length, "it has no maximal length"),
             (self.max_length < input_ids.shape[1] + 2, "it is about one token"),
@@ -76,10 +71,12 @@ class GenerateCall:
             (type(self.cache) not in (DynamicCache, StaticCache), f"its cache is a {type(self.cache).__name__}"),
             (mask is not None and mask.dim() != 2, "its attention mask is not one of tokens"),
         )
+        # Whether the caller gets the cache.
         self.is_filled = bool(config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False))
         self.windows = self._windows(text_config)
         keeps = config.return_dict_in_generate and (config.output_scores or config.output_logits)
-        self.by_hand = "the caller gets scores or logits" if keeps else None
+        # Why tokens are chosen outside of the graph.
+        self.by_hand: Optional[str] = "the caller gets scores or logits" if keeps else None
         for criterion in self.criteria:
             if type(criterion) is MaxTimeCriteria:
                 self.deadline = criterion.initial_timestamp + criterion.max_time
@@ -88,13 +85,14 @@ class GenerateCall:
             elif type(criterion) is not MaxLengthCriteria:
                 self.by_hand = f"the stopping criterion {type(criterion).__name__} cannot be part of a graph"
         pads = any(hasattr(criterion, "eos_token_id") for criterion in self.criteria)
-        self.pad = config._pad_token_tensor if pads else None
+        self.pad: Optional[Tensor] = config._pad_token_tensor if pads else None
         keys = [_key_of(processor) for processor in self.processors]
         if None in keys:
             name = type(self.processors[keys.index(None)]).__name__
             self.by_hand = f"the logits processor {name} cannot be part of a graph"
         chosen = *keys, _comparable(self.eos), _comparable(self.pad), bool(config.do_sample)
-        self.key = tuple(self.options.items()), None if self.by_hand else chosen
+        options = tuple((name, _comparable(value)) for name, value in self.options.items())
+        self.key = options, None if self.by_hand else chosen  # equal for calls that one graph can serve
 
     def _windows(self, config: Any) -> tuple[Optional[int], ...]:
         """Return the sliding window of each layer. Raise `Refused` if a layer keeps something else, or has no room."""
@@ -105,7 +103,7 @@ class GenerateCall:
         windows = tuple(int(layer.sliding_window) if layer.is_sliding else None for layer in layers)
         kinds = [layer.is_sliding for layer in cache.layers] or [False] * len(layers)
         types = set(getattr(config, "layer_types", None) or ())
-        self.takes_masks_by_type = len(types) > 1
+        self.takes_masks_by_type = len(types) > 1  # one for each type of layers, by name
         cached = int(cache.get_seq_length())
         keeps_all = any(getattr(layer, "record_past", False) for layer in cache.layers)
         is_like_new = kinds == [layer.is_sliding for layer in layers]
@@ -121,9 +119,6 @@ class GenerateCall:
             (not self.takes_masks_by_type and len(set(kinds)) > 1, "its layers have masks that it does not tell apart"),
         )
         return windows
-
-
-# --- logits processors ------------------------------------------------------------------------------------------------
 
 
 def _key_of(processor: Any) -> Optional[tuple]:

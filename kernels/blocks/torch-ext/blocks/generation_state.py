@@ -47,12 +47,12 @@ class FixedCache(Cache):
     """Keys and values of all layers. One graph serves every position, which is a tensor."""
 
     layers: Any
-    position: Tensor  # [1], of the token that the next step computes
-    mask: Tensor  # [batch, 1, 1, capacity], whether a token is there, and is no padding
 
     def __init__(self, windows: Sequence[Optional[int]], like: Cache, capacity: int) -> None:
         self.capacity = capacity
+        # [1], of the token that the next step computes.
         self.position = torch.zeros(1, dtype=torch.long, device=like.layers[0].keys.device)
+        # [batch, 1, 1, capacity], whether a token is there, and is no padding.
         self.mask = self.position.new_zeros((like.layers[0].keys.shape[0], 1, 1, capacity), dtype=torch.bool)
         self._positions = torch.arange(capacity, device=self.position.device)
         self._windows = {_KINDS[window is not None]: window for window in windows}
@@ -86,30 +86,24 @@ class FixedCache(Cache):
 
 
 class State:
-    """The memory of the sequences of one call, and the graphs of steps on it."""
+    """The memory of the sequences of one call, and the graphs of steps on it.
 
-    cache: FixedCache
-    kind: tuple  # the number of sequences, and the other properties that its calls share
-    ids: Tensor  # [batch, capacity + 1], tokens: the first `length` are the sequences', the others repeat one
-    length: Tensor  # [1]
-    token: Tensor  # [batch, 1], the last one
-    unfinished: Tensor  # [batch], whether a sequence continues
-    news: Tensor  # [batch + 1], read by the host after a step: the new tokens, and whether any sequence continues
-    logits: Optional[Tensor]  # [batch, vocabulary] in float32, if tokens are chosen outside of a step
-    position_ids: Optional[Tensor]  # of the next step, if the caller gives them
-    graphs: OrderedDict[Any, tuple[Callable[[], None], Any]]  # replays by the key of a call, and owners of inputs
+    `kind` is the number of sequences, and the other properties that its calls share.
+    """
 
     @torch.inference_mode(False)  # else the memory could not be written outside of inference mode
     def __init__(self, kind: tuple, call: GenerateCall, capacity: int, wait: Callable[[], None]) -> None:
         """Allocate memory for `capacity` tokens. `wait` returns when the GPU has finished all graphs."""
         self.kind, self._wait = kind, wait
         self.cache = FixedCache(call.windows, call.cache, capacity)
-        self.graphs, self.logits = OrderedDict(), None
+        # Replays by the key of a call, and owners of inputs.
+        self.graphs: OrderedDict[Any, tuple[Callable[[], None], Any]] = OrderedDict()
+        self.logits: Optional[Tensor] = None  # [batch, vocabulary] in float32, if tokens are chosen outside of a step
         self.position_ids = None if call.position_ids is None else call.position_ids[..., -1:].clone()
-        self.length = torch.zeros_like(self.cache.position)
-        self.ids = self.length.new_zeros(kind[0], capacity + 1)
-        self.token = self.length.new_zeros(kind[0], 1)
-        self.news = self.length.new_zeros(kind[0] + 1)
+        self.length = torch.zeros_like(self.cache.position)  # [1]
+        self.ids = self.length.new_zeros(kind[0], capacity + 1)  # tokens: those after `length` repeat one
+        self.token = self.length.new_zeros(kind[0], 1)  # the last one
+        self.news = self.length.new_zeros(kind[0] + 1)  # the new tokens, and whether any sequence continues
         self.unfinished = self.length.new_ones(kind[0], dtype=torch.bool)
 
     @property
@@ -142,7 +136,7 @@ class State:
         self.ids = torch.cat((self.ids, more), 1)
 
     def remember(self, call: GenerateCall, replay: Callable[[], None]) -> None:
-        self.graphs[call.key] = replay, (call.processors, call.eos, call.pad)
+        self.graphs[call.key] = replay, (call.processors, call.eos, call.pad, call.options)
         if len(self.graphs) > _REPLAYABLE:
             self._wait()
             self.graphs.popitem(last=False)
@@ -176,7 +170,7 @@ class State:
         if self.position_ids is not None:
             self.position_ids.add_(1)
         if call.by_hand is None:
-            self._put(self._choose(logits, call, self.ids), call)
+            self._put(self._choose(logits, call, self.ids, {}), call)
             self.end(call)
             return
         if self.logits is None or self.logits.shape != logits.shape:
@@ -189,13 +183,15 @@ class State:
         self._put(self._choose(self.logits.clone(), call, self.ids[:, :length], kept), call)
         self.end(call, call.criteria(self.ids[:, : length + 1], kept.get("scores")))
 
-    def _choose(self, scores: Tensor, call: GenerateCall, ids: Tensor, kept: Any = None) -> Tensor:
+    def _choose(self, scores: Tensor, call: GenerateCall, ids: Tensor, kept: dict[str, Any]) -> Tensor:
         """Return the chosen tokens, [batch]."""
-        _keep(kept, "logits", scores)
+        if kept.get("logits") is not None:
+            kept["logits"] += (scores,)
         for processor in call.processors:
             # As in `generate`: float32, whatever the dtype of the model.
             scores = processor(ids, scores.float())
-        _keep(kept, "scores", scores)
+        if kept.get("scores") is not None:
+            kept["scores"] += (scores,)
         if call.config.do_sample:
             # As `torch.multinomial` for one sample, without its checks, for which the host would wait.
             probabilities = scores.float().softmax(-1)
@@ -218,11 +214,6 @@ class State:
             self.unfinished.logical_and_(~is_done)
         self.news[:-1].copy_(self.token[:, 0])
         self.news[-1:].copy_(self.unfinished.any())
-
-
-def _keep(kept: Optional[dict[str, Any]], name: str, values: Tensor) -> None:
-    if kept is not None and kept.get(name) is not None:
-        kept[name] += (values,)
 
 
 def _best(scores: Tensor) -> Tensor:

@@ -36,22 +36,17 @@ class Gpu:
 
     def modes(self) -> tuple:
         """Return the global settings that kernels are chosen by."""
-        autocast = torch.is_autocast_enabled("cuda")
+        autocast, matmul, cudnn = torch.is_autocast_enabled("cuda"), torch.backends.cuda.matmul, torch.backends.cudnn
         return (
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             autocast and torch.get_autocast_dtype("cuda"),
             torch.get_default_dtype(),
             torch.are_deterministic_algorithms_enabled(),
-            torch.backends.cuda.matmul.fp32_precision,
-            torch.backends.cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
-            torch.backends.cudnn.rnn.fp32_precision,  # type: ignore[attr-defined]
-            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
-            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+            *(part.fp32_precision for part in (matmul, cudnn.conv, cudnn.rnn)),  # type: ignore[attr-defined]
+            *(getattr(matmul, f"allow_{name}_reduced_precision_reduction") for name in ("fp16", "bf16")),
             *(getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _ATTENTION),
-            torch.backends.cudnn.enabled,
-            torch.backends.cudnn.deterministic,
-            torch.backends.cudnn.benchmark,
+            *(getattr(cudnn, name) for name in ("enabled", "deterministic", "benchmark")),
         )
 
     def new_pool(self) -> Any:

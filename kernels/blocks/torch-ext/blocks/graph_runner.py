@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map, tree_unflatten
 from .calls import Call, Refused, is_value, refuse_if, take_apart
 from .fusions import fuse
 from .gpu import Gpu, on_device_of
-from .kernel_set import PLAIN_TENSORS, is_forward_mode, is_transformed
+from .kernel_set import PLAIN_TENSORS, is_forward_mode, is_transformed, is_watched
 from .recording import Recording
 from .report import GraphCounts, Report
 from .snapshots import Snapshot
@@ -29,9 +29,10 @@ _CHANGES, _PERIOD = 4, 32
 class Captures:
     """The graphs of one model, all of them captured in the same state of the model, and their counts for the report."""
 
-    def __init__(self, cls: type, report: Report, gpu: Optional[Gpu] = None) -> None:
+    def __init__(self, cls: type, report: Report, gpu: Optional[Gpu] = None, unread: Sequence[str] = ()) -> None:
+        """Capture a model of class `cls`, whose graphs do not depend on the attributes `unread` of its modules."""
         self.counts = GraphCounts()
-        self._cls, self._report, self._gpu = cls, report, gpu or Gpu()
+        self._cls, self._report, self._gpu, self._unread = cls, report, gpu or Gpu(), unread
         self._lock, self._thread = threading.RLock(), threading.local()
         self._pool: Any = None
         self._pool_bytes = 0
@@ -69,7 +70,7 @@ class Captures:
         if difference is not None:
             self._forget()
         if self._snapshot is None:
-            self._snapshot = Snapshot(model, device)
+            self._snapshot = Snapshot(model, device, self._unread)
             self.counts.note = self._snapshot.obstacle
         refuse_if((self._snapshot.obstacle, self._snapshot.obstacle))
         return None if difference is None else f"the model has changed: {difference}"
@@ -146,8 +147,8 @@ class GraphRunner(Captures):
         if self._changes > _CHANGES and self._calls % _PERIOD:
             raise Refused(self._change)  # a snapshot takes more time than some forwards
         device = self._device_of(model)
-        if is_forward_mode() or is_transformed():
-            raise Refused("forward-mode differentiation or a transform of torch.func is active")
+        if is_watched() or is_forward_mode() or is_transformed():
+            raise Refused("a function mode, forward-mode differentiation or a transform of torch.func is active")
         call = take_apart(args, kwargs, device, self._gpu.modes())
         tensors = (*call.tensors, *model.parameters()) if torch.is_grad_enabled() else ()
         if any(tensor.requires_grad for tensor in tensors):

@@ -38,17 +38,16 @@ def add_graphs(model: nn.Module, report: Report) -> GraphCounts:
 
 def add_generation(model: nn.Module, report: Report) -> dict[str, GraphCounts]:
     """Let the model that generates, or as in adapters one inside of it, capture decoding steps. Return its counts."""
-    library = sys.modules.get("transformers.generation.utils")
-    for module in model.modules() if library is not None else ():
-        if not isinstance(module, library.GenerationMixin):
-            continue
-        if module not in decoders:
-            from .generation import Decoder  # it imports transformers
+    library: Any = sys.modules.get("transformers.generation.utils")
+    if not hasattr(library, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL"):  # releases before 5 decode otherwise
+        return {}
+    module = next((part for part in model.modules() if isinstance(part, library.GenerationMixin)), None)
+    if module is not None and module not in decoders:
+        from .generation import Decoder  # it imports transformers
 
-            decoders[module] = Decoder(type(module), report)
-            _set_class(module, _with_graphs(type(module)))
-        return {type(module).__name__: decoders[module].counts}
-    return {}
+        decoders[module] = Decoder(type(module), report)
+        _set_class(module, _with_graphs(type(module)))
+    return {} if module is None else {type(module).__name__: decoders[module].counts}
 
 
 def remove_graphs(module: nn.Module) -> None:
@@ -60,13 +59,13 @@ def remove_graphs(module: nn.Module) -> None:
         _set_class(module, type(module)._blocks_original)
 
 
-# --- classes ----------------------------------------------------------------------------------------------------------
-
-
 class _Derived:
     """The common part of derived classes: copies and pickles are modules of the model's own class."""
 
     _blocks_original: Any
+
+    def __init_subclass__(cls) -> None:
+        """Leave out that of the model's class, which may register classes or have arguments."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from kernels import get_kernel_dep
 from torch import Tensor
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 
 def _metadata(package: Path) -> dict[str, Any]:
@@ -20,21 +22,24 @@ def _metadata(package: Path) -> dict[str, Any]:
 _REPOSITORIES = [depend["repo-id"] for depend in _metadata(Path(__file__).parent)["kernel-depends"]]
 KERNELS = {repo_id.partition("/")[2]: get_kernel_dep(repo_id) for repo_id in _REPOSITORIES}
 
-_NAMES = ("adaln", "decode", "geglu", "loss", "rmsnorm", "rope3d")
-adaln, decode, geglu, loss, rmsnorm, rope3d = (KERNELS[name] for name in _NAMES)
+adaln, decode, geglu, loss, rmsnorm, rope3d = (KERNELS[name] for name in sorted(KERNELS))
 is_forward_mode = rmsnorm.derivatives.is_forward_mode
 is_transformed = rmsnorm.derivatives.is_transformed
 
 # The type of the devices whose tensors the loaded kernels take: a package for CUDA has no CPU kernels.
 DEVICE = _metadata(Path(adaln.__file__).parent)["backend"]["type"]
 
-VERSIONS = {
-    "blocks": _metadata(Path(__file__).parent)["version"],
-    **{name: _metadata(Path(kernel.__file__).parent)["version"] for name, kernel in KERNELS.items()},
-}
+VERSIONS = {"blocks": _metadata(Path(__file__).parent)["version"]}
+VERSIONS |= {name: _metadata(Path(kernel.__file__).parent)["version"] for name, kernel in KERNELS.items()}
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
+
+
+def is_watched() -> bool:
+    """Return whether a function mode, other than that of a default device, sees the calls of Torch."""
+    return any(type(mode) is not DeviceContext for mode in _get_current_function_mode_stack())
+
 
 _off: ContextVar[bool] = ContextVar("off", default=False)
 is_off = _off.get

@@ -95,9 +95,6 @@ def added_dimensions(node: Any) -> Iterator[Node]:
         node = node.args[0]
 
 
-# --- patterns ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Match:
     """The values and numbers of a pattern's names, the names of the alternatives, and the matched nodes."""

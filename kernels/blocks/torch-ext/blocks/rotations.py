@@ -193,9 +193,6 @@ def assignments_to(node: Node) -> list[Node]:
     return sorted(user for user in node.users if operation(user) == "setitem" and operation(node) == "empty_like")
 
 
-# --- one value --------------------------------------------------------------------------------------------------------
-
-
 def rotate(editor: Editor, node: Node) -> None:
     """Replace a rotation of one value."""
     if not fits(node) or value(node).dim() not in (3, 4):
@@ -280,9 +277,6 @@ def _layout(shape: tuple[Any, ...], table: tuple[Any, ...]) -> Optional[tuple[bo
         if full[heads] == 1 and full[tokens] == shape[tokens] and (heads == 1 or len(table) > 2):
             return heads == 1, heads - missing if heads >= missing else None
     return None
-
-
-# --- q and k together -------------------------------------------------------------------------------------------------
 
 
 def rotate_together(editor: Editor, node: Node) -> None:

@@ -6,6 +6,7 @@ import logging
 import types
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from operator import getitem, is_
 from typing import Any, Optional
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from .kernel_set import PLAIN_TENSORS
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_RECORDERS = "transformers.utils.output_capturing"  # its hooks record the outputs of layers that a call asks for
 _WEIGHTS = ("_parameters", "_buffers")
 # Attributes of a module whose contents its forward does not depend on, without gradients.
 _NOT_READ = {"_backward_hooks", "_backward_pre_hooks", "_non_persistent_buffers_set", "_compiled_call_impl"}
@@ -42,8 +44,8 @@ class Snapshot:
     version. The card names the changes that are not noticed.
     """
 
-    def __init__(self, root: Any, device: torch.device) -> None:
-        """Take a snapshot of `root`, which graphs on `device` read. `root` itself is not kept alive."""
+    def __init__(self, root: Any, device: torch.device, unread: Sequence[str] = ()) -> None:
+        """Take a snapshot of `root` for graphs on `device` that read no attribute in `unread`. It is not kept alive."""
         self.obstacle = _obstacle_in(root, device)  # why no graph can be captured in this state, or None
         self._device = device
         self._root_class = type(root)
@@ -55,9 +57,11 @@ class Snapshot:
         self._keys: list[Any] = []
         self._tensors: list[Tensor] = []  # each is `owner[key]`
         if self.obstacle is None:
-            self._walk(root)
+            self._walk(root, unread)
         kinds = (next(kind for kind in (dict, list, set) if isinstance(x, kind)) for x in self._containers)
         self._copies: list[Any] = [kind(container) for kind, container in zip(kinds, self._containers)]
+        pairs = [pair for pair in zip(self._containers, self._copies) if isinstance(pair[0], dict)]
+        self._unread = [(*pair, key) for pair in pairs for key in unread if key in pair[0]]
         self._classes = list(map(type, self._modules))
         self._forwards = [(cls, cls.forward) for cls in {*self._classes, self._root_class} if hasattr(cls, "forward")]
         self._addressed = [tensor for tensor in self._tensors if type(tensor) in PLAIN_TENSORS]
@@ -70,6 +74,8 @@ class Snapshot:
             is_there = _obstacle_in(root, self._device) == self.obstacle
             return None if is_there else f"{self.obstacle!r} is no longer true"
         now, then = _attributes_of_root(root), self._root_attributes
+        for container, copy, key in self._unread:
+            copy[key] = container.get(key)
         # This runs before every replay: each line is a loop in C over a whole model. `==` of different tensors, or of
         # NumPy's arrays, raises an error unless they have one element, whose identity the lines after it compare.
         with contextlib.suppress(Exception):
@@ -103,14 +109,14 @@ class Snapshot:
         forwards = (cls.__name__ for cls, forward in self._forwards if cls.forward is not forward)
         return f"the forward of {name}" if (name := next(forwards, "")) else "the class of a module"
 
-    def _walk(self, root: Any) -> None:
+    def _walk(self, root: Any, unread: Sequence[str]) -> None:
         """Collect the containers and tensors below `root`, which stay alive with the snapshot: ids are theirs."""
         seen = {id(root)}
         waiting: deque[tuple[Any, str]] = deque()
 
         def look_into(container: Any, name: str) -> None:
             for key, value in _entries_of(container).items():
-                if isinstance(value, Tensor):
+                if isinstance(value, Tensor) and key not in unread:
                     self._owners.append(container)
                     self._keys.append(key)
                     self._tensors.append(value)
@@ -149,7 +155,8 @@ def _obstacle_in(root: Any, device: torch.device) -> Optional[str]:
             return f"{name or 'it'} is a {min(wrapper)}"
         if "_parameters" not in attributes:
             return f"{name or 'it'} is a {type(module).__name__}, whose state Python does not see"
-        if name and ("_hf_hook" in attributes or any(attributes[key] for key in _HOOKS)):
+        hooks = [hook for key in _HOOKS for hook in attributes[key].values() if hook.__module__ != _RECORDERS]
+        if name and ("_hf_hook" in attributes or hooks):
             return f"{name} has hooks"
         if name and "forward" in attributes:
             return f"the forward of {name} was replaced by other code"

@@ -25,7 +25,7 @@ from torch.fx import GraphModule
 from torch.fx.traceback import preserve_node_meta, set_stack_trace
 
 from .fusions import fuse
-from .kernel_set import is_forward_mode, is_off, is_transformed
+from .kernel_set import is_forward_mode, is_off, is_transformed, is_watched
 from .report import Report
 
 _PATCHED = "the method of a class was patched after accelerate"
@@ -93,7 +93,7 @@ def _compiled(modules: Sequence[nn.Module], backend: "_Backend") -> Callable[...
         if is_compiling():
             return module._call_impl(*args, **kwargs)
         own: Any = module._compiled_call_impl
-        if is_off():
+        if is_off() or is_watched():  # a mode would see the calls of its own trace
             return (own.former or module._call_impl)(*args, **kwargs)
         is_patched = any(getattr(owner, name) is not method for owner, name, method in methods)
         has_cache = backend.is_block and any(hasattr(value, "get_seq_length") for value in kwargs.values())
