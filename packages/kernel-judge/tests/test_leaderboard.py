@@ -215,4 +215,6 @@ def test_a_browser_shows_no_markup_of_candidates(write: Write, tmp_path: Path) -
         page.goto((tmp_path / "site" / "index.html").as_uri())
         assert page.title() == "Leaderboard"
         assert page.evaluate("document.documentElement.scrollWidth") <= 375
+        cells = page.evaluate("[...document.querySelectorAll('td')].map(cell => cell.getBoundingClientRect().right)")
+        assert len(cells) == 14 and max(cells) <= 375, "each speed is seen without scrolling"
         browser.close()

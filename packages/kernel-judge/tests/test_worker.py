@@ -8,10 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kernel_builder import toml_file
 from kernel_judge.judge import worker_process
+from kernel_judge.judge.process_tree import descendants
 from kernel_judge.judge.speed import reported_seconds
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 from kernel_sandbox import sandbox
@@ -35,10 +37,30 @@ def test_an_answer_that_never_ends_has_a_deadline(tmp_path: Path) -> None:
         assert failed.value.kind == "timeout" and time.monotonic() - started < 10
 
 
-@pytest.mark.parametrize("kind", [LANDLOCK, PROCESS, BUBBLEWRAP])
-def test_a_process_that_has_left_the_workers_group_is_suspended_too(kind: str, tmp_path: Path) -> None:
-    if kind == BUBBLEWRAP and sandbox.strongest() != kind:
+# Refuses `unshare`, as Docker does by default, and becomes a program.
+WITHOUT_NAMESPACES = """import ctypes, os, struct, sys
+unshare = 272 if os.uname().machine == "x86_64" else 97
+lines = (0x20, 0, 0, 0), (0x15, 0, 1, unshare), (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000)
+code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
+libc = ctypes.CDLL(None)
+libc.prctl(38, 1, 0, 0, 0)
+assert libc.prctl(22, 2, struct.pack("HP", len(lines), ctypes.addressof(code))) == 0
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.fixture(params=[LANDLOCK, PROCESS, BUBBLEWRAP, "docker"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A sandbox; Landlock also without namespaces."""
+    if request.param == BUBBLEWRAP and sandbox.strongest() != BUBBLEWRAP:
         pytest.skip("bubblewrap is not installed, or may not be used")
+    if request.param == "docker":
+        monkeypatch.setattr(sandbox, "prefix", lambda *_: [sys.executable, "-c", WITHOUT_NAMESPACES])
+        return LANDLOCK
+    return str(request.param)
+
+
+def test_a_process_that_has_left_the_workers_group_is_suspended_too(kind: str, tmp_path: Path) -> None:
     candidate = tmp_path / "candidate.py"
     candidate.write_text(CANDIDATES["writes"])
     with WorkerProcess(kind, "cpu", readable=[tmp_path]) as worker:
@@ -58,6 +80,8 @@ def test_a_process_that_has_left_the_workers_group_is_suspended_too(kind: str, t
         assert not grows_within(0.2)
         worker.ask("patched", seconds=120)
         assert grows_within(60), "a command resumes all of them"
+        processes = descendants(worker.process.pid)
+    assert not processes & {*psutil.pids()}, "all end with the worker"
 
 
 @pytest.mark.parametrize("waking", CANDIDATES["waking"])
@@ -115,26 +139,8 @@ def test_a_candidate_cannot_exhaust_the_machine(name: str, tmp_path: Path, monke
     assert caught.value.kind == exhausting["kind"]
 
 
-# Refuses `unshare`, as Docker does by default, and becomes a program.
-WITHOUT_NAMESPACES = """import ctypes, os, struct, sys
-unshare = 272 if os.uname().machine == "x86_64" else 97
-lines = (0x20, 0, 0, 0), (0x15, 0, 1, unshare), (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000)
-code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
-libc = ctypes.CDLL(None)
-libc.prctl(38, 1, 0, 0, 0)
-assert libc.prctl(22, 2, struct.pack("HP", len(lines), ctypes.addressof(code))) == 0
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-
-
-@pytest.mark.parametrize("kind", [LANDLOCK, PROCESS, BUBBLEWRAP, "docker"])
 def test_a_candidate_reaches_nothing_of_the_machine(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a sandbox of the kernel's, that is no more than its sockets and terminals."""
-    if kind == "docker":
-        kind = LANDLOCK
-        monkeypatch.setattr(sandbox, "prefix", lambda *_: [sys.executable, "-c", WITHOUT_NAMESPACES])
-    if kind == BUBBLEWRAP and sandbox.strongest() != kind:
-        pytest.skip("bubblewrap is not installed, or may not be used")
     for name in SECRETS:
         monkeypatch.setenv(name, "x")
     with Outside() as outside:

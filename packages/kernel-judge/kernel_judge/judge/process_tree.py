@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import psutil
 
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 _MOST_WALKS = 100
 _MOST_LISTS = 20
 _ENTRY_BYTES = 64 << 10
@@ -94,6 +97,41 @@ def thread_switches(processes: Iterable[int]) -> dict[int, tuple[str, int]]:
                     if fields := _STATUS.search(_content(f"{task.path}/status")):
                         threads[int(task.name)] = fields[1].decode(), int(fields[2]) + int(fields[3])
     return threads
+
+
+def guarded_fork(parent: int) -> None:
+    """Go on in a child. This process becomes its guard, and ends as it does.
+
+    Every process that the child leaves behind becomes the guard's child, whatever session, environment or parent it
+    had. The guard ends all of them when the child ends, on SIGTERM, and when its parent is killed.
+    """
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for number in _ENDING:
+        signal.signal(number, _give_up)
+    if os.getppid() != parent:  # it was killed before the signal was requested
+        os._exit(1)
+    if not (child := os.fork()):
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_DFL)
+        return
+    status = None
+    while status is None:
+        ended, ended_as = os.wait()
+        status = os.waitstatus_to_exitcode(ended_as) if ended == child else None
+    end_descendants()
+    if status < 0:
+        with suppress(OSError):  # of SIGKILL
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+def _give_up(*_: object) -> None:
+    """End everything, for a limit or the end of the search."""
+    end_descendants()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def end_descendants() -> None:

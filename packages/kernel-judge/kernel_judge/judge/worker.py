@@ -15,7 +15,8 @@ import socket
 import sys
 from pathlib import Path
 
-from kernel_sandbox.confine import confine
+from kernel_judge.judge.process_tree import guarded_fork
+from kernel_sandbox.confine import BUBBLEWRAP, confine
 from kernel_sandbox.system_calls import seccomp_filters
 
 
@@ -24,6 +25,8 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     scratch = Path(settings["scratch"])
     device = settings["device"]
+    if settings["sandbox"] != BUBBLEWRAP or device != "cpu":  # there may be no pid namespace, with which all would end
+        guarded_fork(os.getppid())
     confine(settings["sandbox"], str(scratch), settings["paths"], device, seccomp_filters(device))
     if device == "cpu":  # CUDA's driver maps more than it uses
         resource.setrlimit(resource.RLIMIT_DATA, (settings["memory"], settings["memory"]))

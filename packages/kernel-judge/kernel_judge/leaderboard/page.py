@@ -25,7 +25,9 @@ body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:0 auto;padding:0 
 .wide{overflow-x:auto}table{border-collapse:collapse;width:100%}svg{width:100%;max-width:42rem}
 th,td{text-align:left;padding:.3rem .8rem .3rem 0;border-bottom:1px solid #e7e5e4;vertical-align:top}
 td:nth-child(n+3){white-space:nowrap}pre{overflow-x:auto;background:#f5f5f4;padding:.6rem;font-size:13px}
-code,h1,h2,p,summary{overflow-wrap:anywhere}.bad{color:#b91c1c}.small{color:#57534e;font-size:13px}
+code,h1,h2,p,summary,td{overflow-wrap:anywhere}.bad{color:#b91c1c}.small{color:#57534e;font-size:13px}
+@media(max-width:50rem){th{display:none}td:nth-child(n){display:flex;gap:1rem;justify-content:space-between;white-space:normal}
+td::before{content:attr(title);color:#57534e}td:first-child{border-top:2px solid #1c1917}}
 """
 _COLUMNS = ("rank", "candidate", "times eager (interval)", "times compile", "share of limit", "SOL score", "signature")
 
@@ -69,7 +71,8 @@ def _row(rank: int, result: Result) -> str:
     cells += [f"{verdict.share_of_limit:.0%}" if verdict.share_of_limit is not None else "-"]
     cells += [f"{verdict.sol_score:.2f}" if verdict.sol_score is not None else "-"]
     cells += [result.signature + (", suspicious" if verdict.suspicious else "")]
-    return f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in cells)}</tr>"
+    titled = [f'<td title="{title}">{_text(cell)}</td>' for title, cell in zip(_COLUMNS, cells, strict=True)]
+    return f"<tr>{''.join(titled)}</tr>"
 
 
 def _details(result: Result, rank: int | None) -> str:

@@ -1,17 +1,13 @@
 """Run an untrusted program under limits of time, memory and disk.
 
-As a program (`python limited_process.py PARENT MEMORY DISK COMMAND...`), this file is the guard of one run: it starts
-the command under limits, and every process that the command leaves behind becomes the guard's child, whatever
-session, environment or parent it had. The guard ends all of them when the command ends, on SIGTERM, and when
-its parent is killed.
+As a program (`python limited_process.py PARENT MEMORY DISK COMMAND...`), this file starts the command under limits,
+and becomes its guard (`process_tree.guarded_fork`).
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
-import signal
 import subprocess
 import sys
 import time
@@ -22,12 +18,11 @@ from typing import IO, NamedTuple, NoReturn
 
 import psutil
 
-from kernel_judge.judge.process_tree import disk_bytes, end_descendants
+from kernel_judge.judge.process_tree import disk_bytes, guarded_fork
 from kernel_sandbox.confine import keep_signals_inside
 
 _POLL = 0.02  # seconds between two looks at a program
 _DISK_POLL = 0.5  # seconds between two walks through a workspace
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _GUARD_SECONDS = 10  # to end all processes
 _MOST_TASKS = 4096  # processes and threads of a run
 
@@ -114,36 +109,7 @@ def _wait(
     return "search" if is_stopping() else None  # it may have been killed for the end of the search
 
 
-def _guarded(parent: str, memory: str, disk: str, *command: str) -> int:
-    """Run a command as its guard, and return its exit status, which is negative if a signal has ended it."""
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _give_up)
-    if os.getppid() != int(parent):  # it was killed before the signal was requested
-        return 1
-    try:
-        child = os.fork()
-        if child == 0:
-            _become(int(memory), int(disk), command)
-        while True:
-            ended, status = os.wait()
-            if ended == child:
-                return os.waitstatus_to_exitcode(status)
-    finally:
-        end_descendants()
-
-
-def _give_up(*_: object) -> None:
-    """End everything, for a limit or the end of the search."""
-    end_descendants()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _become(memory: int, disk: int, command: tuple[str, ...]) -> NoReturn:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
+def _become(memory: int, disk: int, *command: str) -> NoReturn:
     if memory:
         _limit(memory, disk)
     try:
@@ -175,7 +141,5 @@ def _own_tasks() -> int:
 
 
 if __name__ == "__main__":
-    exit_status = _guarded(*sys.argv[1:])
-    if exit_status < 0:
-        os.kill(os.getpid(), signal.SIGKILL)  # as the command ended
-    sys.exit(exit_status)
+    guarded_fork(int(sys.argv[1]))
+    _become(int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
