@@ -72,6 +72,15 @@ struct Rotary {
   bool rounded_before_weight = false;
 };
 
+// How a call of attention is divided among blocks, on CUDA: `divide` sets it.
+struct Division {
+  int heads;          // query heads per block
+  int head_blocks;    // blocks for the query heads of a key head
+  int splits;         // of the tokens
+  bool is_cluster;    // of the blocks of all splits, which add up their sums; else a second kernel does
+  bool is_for_torch;  // Torch's operation takes less time
+};
+
 // Attention of one token per sequence over a cache. Query head h reads key head h / (query_heads / key_heads):
 //
 //     out[b][h] = sum over t of softmax(scale * query[b][h] . key[b][t] + mask[b][t]) * value[b][t]
@@ -88,7 +97,8 @@ struct Attention {
   int64_t mask_stride;                          // of a sequence; 0: one mask for all
   void* out;                                    // [batch, query_heads, elements], contiguous
   Rotary rotary;                                // with new_key only
-  float* parts;                                 // scratch memory on CUDA: `attention_parts` numbers
+  Division division;
+  float* parts;  // scratch memory on CUDA, of the size that `divide` returns
 };
 
 // CUDA: launch on the current device, and return a cudaError_t, 0 on success. `constant_weights`, `constant_cache`:
@@ -98,8 +108,11 @@ struct Attention {
 int run(const Linear& problem, bool constant_weights, void* stream);
 int run(const Attention& problem, bool constant_cache, void* stream);
 
-// Sets *floats to the size of the scratch memory that `attention` needs in `parts`.
-int attention_parts(const Attention& problem, int64_t* floats);
+// Before `run`: sets the division, and *floats to the size of `parts`.
+int divide(Attention& problem, int64_t* floats);
+
+// Whether Torch's operation takes less time.
+bool is_for_torch(const Linear& problem);
 
 // The CPU: compute the columns of `out`, or the groups of query heads that read the same keys, over all sequences, from
 // `begin` to `end`. The caller divides them among threads.

@@ -30,7 +30,7 @@ using namespace kit;
 // From the sums of a head in shared memory to those of the next: padded, so that stores hit different banks.
 template <int kChunks>
 constexpr int kSumRow = kChunks * kChunk + 4;
-constexpr size_t kStaticBytes = 6 * 1024;  // of shared memory, at most
+constexpr size_t kStaticBytes = 10 * 1024;  // of shared memory, at most
 
 // Of the parts of a query head, one for each split: [splits][elements + 4], each the sums, the largest score, the
 // weights relative to it, and two more for alignment.
@@ -40,7 +40,7 @@ __device__ __forceinline__ float* part_of(float* parts, int64_t head, int split,
 
 // A thread's sums over the tokens of its warp, for heads g and g + 8: weighted values; the largest score; and weights
 // relative to it.
-template <typename T, int kChunks, bool kWide, bool kIsPaced>
+template <typename T, int kChunks, bool kWide>
 struct WarpSums {
   static constexpr int kHalves = kWide ? 2 : 1;
 
@@ -81,7 +81,7 @@ struct WarpSums {
   }
 
   // Adds a tile's values, times the weights of their tokens.
-  __device__ __forceinline__ void add_values(const Tiles<T, kChunks, kIsPaced>& tiles, int stage, uint32_t included,
+  __device__ __forceinline__ void add_values(const Tiles<T, kChunks>& tiles, int stage, uint32_t included,
                                              const float (&weights)[2][4]) {
     const uint32_t low0 = pack<T>(weights[0][0], weights[0][1]), low1 = pack<T>(weights[1][0], weights[1][1]);
     const uint32_t high0 = kWide ? pack<T>(weights[0][2], weights[0][3]) : 0;
@@ -104,7 +104,7 @@ struct WarpSums {
   }
 
   // Puts the weighted values of the block's heads into shared memory, [kWarps][kRows][kSumRow].
-  __device__ __forceinline__ void share_values(const Tiles<T, kChunks, kIsPaced>& tiles, float* warp_sums) const {
+  __device__ __forceinline__ void share_values(const Tiles<T, kChunks>& tiles, float* warp_sums) const {
     constexpr int kRows = kWide ? kMostHeads : kMostHeads / 2;
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) {
@@ -162,14 +162,13 @@ __device__ __forceinline__ Sums add_up(int count, const At& at) {
 }
 
 // Adds up the warps of the block, in the memory of the ring, and writes the result, or the split's part of it.
-template <typename T, int kChunks, bool kWide, bool kIsPaced>
-__device__ __forceinline__ void write_sums(const Tiles<T, kChunks, kIsPaced>& tiles,
-                                           const WarpSums<T, kChunks, kWide, kIsPaced>& sums,
-                                           const Division& division) {
+template <typename T, int kChunks, bool kWide>
+__device__ __forceinline__ void write_sums(const Tiles<T, kChunks>& tiles, const WarpSums<T, kChunks, kWide>& sums) {
   constexpr int kWarps = kWarpsFor<kChunks>, kRows = kWide ? kMostHeads : kMostHeads / 2;
   __shared__ float warp_largest[kWarps][kMostHeads], warp_weights[kWarps][kMostHeads];
   __shared__ float block_largest[kMostHeads], block_weights[kMostHeads];
   const Attention& problem = tiles.problem;
+  const Division& division = problem.division;
   const int elements = tiles.elements, heads = tiles.heads;
   auto* const warp_sums = reinterpret_cast<float*>(tiles.ring);
 #pragma unroll
@@ -222,17 +221,17 @@ __device__ __forceinline__ void write_sums(const Tiles<T, kChunks, kIsPaced>& ti
 }
 
 // `stages` tiles of a warp fit in shared memory: 2 or 1.
-template <typename T, int kChunks, bool kWide, bool kIsPaced>
+template <typename T, int kChunks, bool kWide>
 __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp, kChunks == 1 ? 2 : 1)
-    attention_kernel(const __grid_constant__ Attention problem, const __grid_constant__ Division division, int stages,
-                     bool constant_cache) {
+    attention_kernel(const __grid_constant__ Attention problem, int stages, bool constant_cache) {
   extern __shared__ uint4 ring[];
   trigger_next_grid();
-  const Tiles<T, kChunks, kIsPaced> tiles(problem, division, ring);
+  const Tiles<T, kChunks> tiles(problem, ring);
   // Neighbouring tiles belong to different blocks, so that all have as much to do where a mask includes the first
   // tokens only. The first tile is copied without waiting for its mask.
-  const int tokens = tiles.tokens, step = kWarpsFor<kChunks> * division.splits * kTokens;
-  const int first_tile = (tiles.warp * division.splits + static_cast<int>(blockIdx.x)) * kTokens;
+  const int tokens = tiles.tokens, splits = problem.division.splits;
+  const int step = kWarpsFor<kChunks> * splits * kTokens;
+  const int first_tile = (tiles.warp * splits + static_cast<int>(blockIdx.x)) * kTokens;
   if (!constant_cache && first_tile < tokens) tiles.prefetch(first_tile);
   if (!constant_cache) grid_wait();
   if (stages > 1) {
@@ -243,9 +242,9 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp, kChunks == 1 ? 2 : 
 
   const int64_t position = problem.position == nullptr ? -1 : *problem.position;
   const bool* const mask = problem.mask == nullptr ? nullptr : problem.mask + tiles.batch * problem.mask_stride;
-  __shared__ uint4 shared_queries[Queries<T, kChunks, kWide, kIsPaced>::kSharedVectors];
-  const Queries<T, kChunks, kWide, kIsPaced> queries(tiles, shared_queries);
-  WarpSums<T, kChunks, kWide, kIsPaced> sums;
+  __shared__ uint4 shared_queries[Queries<T, kChunks, kWide>::kSharedVectors];
+  const Queries<T, kChunks, kWide> queries(tiles, shared_queries);
+  WarpSums<T, kChunks, kWide> sums;
   const float scale = problem.scale * 1.4426950408889634f;  // log2(e)
   uint32_t next_included = tiles.included(mask, first_tile);
   uint32_t copied_included = stages > 1 ? tiles.included(mask, first_tile + step) : next_included;  // of the next copy
@@ -275,7 +274,7 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp, kChunks == 1 ? 2 : 
     sums.add_values(tiles, here, included, scores);
   }
   cp_async_wait<0>();
-  write_sums(tiles, sums, division);
+  write_sums(tiles, sums);
 }
 
 // Adds up the parts of a query head: a block for each. Groups of threads take every so many splits.
@@ -306,19 +305,16 @@ __global__ void __launch_bounds__(kSumThreads) sum_kernel(float* parts, int spli
   }).store_result(out + head * elements + element);
 }
 
-template <typename T, int kChunks, bool kWide, bool kIsPaced>
-void launch(const Attention& problem, const Division& division, bool constant_cache, cudaStream_t stream) {
+template <typename T, int kChunks, bool kWide>
+void launch(const Attention& problem, bool constant_cache, cudaStream_t stream) {
+  const Division& division = problem.division;
   constexpr size_t kStage = sizeof(uint4) * kWarpsFor<kChunks> * 2 * kTokens * 8 * kChunks;
   constexpr size_t kSums =
       sizeof(float) * kWarpsFor<kChunks> * (kWide ? kMostHeads : kMostHeads / 2) * kSumRow<kChunks>;
-  const auto kernel = attention_kernel<T, kChunks, kWide, kIsPaced>;
-  int device = 0, room = 0;
-  // Errors are also left for cudaGetLastError.
-  if (current_device(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) {
-    return;
-  }
-  const int stages = 2 * kStage + kStaticBytes <= static_cast<size_t>(room) ? 2 : 1;
+  const auto kernel = attention_kernel<T, kChunks, kWide>;
+  DeviceProperties device;
+  if (current_device_properties(&device) != cudaSuccess) return;  // errors are also left for cudaGetLastError
+  const int stages = 2 * kStage + kStaticBytes <= static_cast<size_t>(device.max_shared_bytes_per_block) ? 2 : 1;
   const size_t bytes = std::max(kSums, stages * kStage);
   if (cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(bytes)) != cudaSuccess) {
@@ -327,50 +323,25 @@ void launch(const Attention& problem, const Division& division, bool constant_ca
   const dim3 grid(division.splits, static_cast<unsigned>(problem.key_heads * division.head_blocks),
                   static_cast<unsigned>(problem.batch));
   const dim3 cluster(division.is_cluster ? division.splits : 1);
-  launch_clusters_with_pdl(kernel, grid, cluster, dim3(kWarpsFor<kChunks> * kWarp), bytes, stream, problem, division,
-                           stages, constant_cache);
+  launch_clusters_with_pdl(kernel, grid, cluster, dim3(kWarpsFor<kChunks> * kWarp), bytes, stream, problem, stages,
+                           constant_cache);
   if (division.splits == 1 || division.is_cluster) return;
   launch_with_pdl(sum_kernel<T>, dim3(static_cast<unsigned>(problem.batch * problem.query_heads)), dim3(kSumThreads), 0,
                   stream, problem.parts, division.splits, static_cast<int>(problem.elements),
                   static_cast<T*>(problem.out));
 }
 
-template <typename T, bool kWide>
-void launch_for_elements(const Attention& problem, const Division& division, bool constant_cache, cudaStream_t stream) {
-  if (problem.elements <= kChunk) {
-    launch<T, 1, kWide, false>(problem, division, constant_cache, stream);
-  } else if (problem.elements <= 2 * kChunk) {
-    if (division.is_paced) return launch<T, 2, false, true>(problem, division, constant_cache, stream);
-    launch<T, 2, kWide, false>(problem, division, constant_cache, stream);
-  } else {
-    launch<T, 4, false, false>(problem, division, constant_cache, stream);
-  }
-}
-
 }  // namespace
 
-int attention_parts(const Attention& problem, int64_t* floats) {
-  *floats = 0;
-  Division division{};
-  if (const cudaError_t error = divide(problem, &division); error != cudaSuccess) return error;
-  if (division.splits > 1 && !division.is_cluster)
-    *floats = problem.batch * problem.query_heads * division.splits * (problem.elements + 4);
-  return cudaSuccess;
-}
-
 int run(const Attention& problem, bool constant_cache, void* stream) {
-  if (problem.type == Type::float32 || compiled_capability() < 80) return cudaErrorNotSupported;
-  Division division{};
-  if (const cudaError_t error = divide(problem, &division); error != cudaSuccess) return error;
-  const auto to = static_cast<cudaStream_t>(stream);
+  const bool is_wide = problem.division.heads > kMostHeads / 2;
   return dispatch_dtype(problem.type, [&](auto type) {
     using T = typename decltype(type)::Element;
     if constexpr (sizeof(T) == 2) {
-      if (division.heads > 8) {
-        launch_for_elements<T, true>(problem, division, constant_cache, to);
-      } else {
-        launch_for_elements<T, false>(problem, division, constant_cache, to);
-      }
+      const auto start = problem.elements <= kChunk       ? (is_wide ? launch<T, 1, true> : launch<T, 1, false>)
+                         : problem.elements <= 2 * kChunk ? (is_wide ? launch<T, 2, true> : launch<T, 2, false>)
+                                                          : (is_wide ? launch<T, 4, true> : launch<T, 4, false>);
+      start(problem, constant_cache, static_cast<cudaStream_t>(stream));
     }
   });
 }

@@ -90,7 +90,7 @@ __device__ __forceinline__ void rotate(uint4 (&vectors)[2 * kChunks], const Rota
 // Lane 4 * g + t has query heads g and g + 8, vectors of the keys g and g + 8 of a tile, vectors of the values of
 // tokens 2 * t, 2 * t + 1, and of those eight later, and scores of the same tokens: products of a head with a tile's
 // keys have the layout that the product with its values needs. Elements are permuted so that each vector is one load.
-template <typename T, int kChunks, bool kIsPaced>
+template <typename T, int kChunks>
 struct Tiles {
   static constexpr int kBytes = sizeof(T), kWarps = kWarpsFor<kChunks>;
   static constexpr int kRowVectors = 8 * kChunks;             // of 16 bytes, in a row of a tile
@@ -103,8 +103,8 @@ struct Tiles {
   int head_block, heads;  // heads: of the block
   int tokens, elements;
 
-  __device__ __forceinline__ Tiles(const Attention& problem, const Division& division, uint4* ring)
-      : problem(problem), ring(ring) {
+  __device__ __forceinline__ Tiles(const Attention& problem, uint4* ring) : problem(problem), ring(ring) {
+    const Division& division = problem.division;
     warp = static_cast<int>(threadIdx.x) / kWarp;
     lane = static_cast<int>(threadIdx.x) % kWarp;
     g = lane / 4;
@@ -130,22 +130,12 @@ struct Tiles {
   static __device__ __forceinline__ constexpr int value_permutation(int r) { return (r >> 1 & 3) << 1; }
   __device__ __forceinline__ uint4* keys(int stage) const { return ring + (stage * kWarps + warp) * 2 * kTileVectors; }
 
-  // Where blocks are paced, each address is computed by itself: the time of that leaves the memory no queue.
-  __device__ __forceinline__ uint4* key_at(int stage, int r, int v) const {
-    return keys(stage) + r * kRowVectors + (v ^ key_permutation(r));
-  }
-  __device__ __forceinline__ uint4* value_at(int stage, int r, int v) const {
-    return keys(stage) + kTileVectors + r * kRowVectors + (v ^ value_permutation(r));
-  }
-
   // The vectors that this lane multiplies: of the keys, i and j count rows and products; of the values, rows and
   // chunks. Their addresses are that of a stage plus constants.
   __device__ __forceinline__ uint4* key_vector(int stage, int i, int j) const {
-    if (kIsPaced) return key_at(stage, i * 8 + g, j * 4 + t);
     return keys(stage) + g * kRowVectors + ((j % 2 * 4 + t) ^ key_permutation(g)) + i * 8 * kRowVectors + j / 2 * 8;
   }
   __device__ __forceinline__ uint4* value_vector(int stage, int i, int j) const {
-    if (kIsPaced) return value_at(stage, i / 2 * 8 + 2 * t + i % 2, j * 8 + g);
     return keys(stage) + 2 * t * kRowVectors + (g ^ value_permutation(2 * t)) + kTileVectors +
            (i / 2 * 8 + i % 2) * kRowVectors + j * 8;
   }
@@ -155,19 +145,6 @@ struct Tiles {
   // Starts the copies of a tile. A copy of a warp reads whole rows and writes them next to each other: half a row at a
   // time takes 20 % longer. Past the end it reads the last token.
   __device__ __forceinline__ void copy(int tile, int stage) const {
-    if constexpr (kIsPaced) {
-      const auto start = [&](const Heads& of, const auto& to) {
-#pragma unroll
-        for (int c = 0; c < kTileVectors; c += kWarp) {
-          const int r = (c + lane) / kRowVectors, v = (c + lane) % kRowVectors;
-          const char* const row = at(of, batch, key_head, min(tile + r, tokens - 1), kBytes);
-          cp_async_or_zero(shared_address(to(r, v)), vector_at(row, v * 8), kChunks > 2 || v * 8 < elements);
-        }
-      };
-      start(problem.key, [&](int r, int v) { return key_at(stage, r, v); });
-      start(problem.value, [&](int r, int v) { return value_at(stage, r, v); });
-      return;
-    }
     const int q = static_cast<unsigned>(lane) / kRowVectors, v = static_cast<unsigned>(lane) % kRowVectors;
     const auto start = [&](const Heads& of, uint4* rows, const auto& permutation) {
       const auto* const from = reinterpret_cast<const char*>(vector_at(at(of, batch, key_head, tile, kBytes), v * 8));
@@ -205,35 +182,32 @@ struct Tiles {
 
 // The queries of a lane's heads g and g + 8, normalized and rotated. Those of heads of more than 128 elements are in
 // shared memory, since the registers hold the sums.
-template <typename T, int kChunks, bool kWide, bool kIsPaced>
+template <typename T, int kChunks, bool kWide>
 struct Queries {
   static constexpr bool kIsShared = kChunks > 2;
-  static constexpr int kVectors = 2 * kChunks, kSharedVectors = kIsShared ? kVectors * kWarp : 1;
+  static constexpr int kHalves = kWide ? 2 : 1, kVectors = 2 * kChunks;
+  static constexpr int kSharedVectors = kIsShared ? kHalves * kVectors * kWarp : 1;
 
-  uint4 low[kIsShared ? 1 : kVectors], high[kWide ? kVectors : 1]{};
+  uint4 own[kIsShared ? 1 : kHalves][kVectors];
   const uint4* shared;
 
   // `shared` has kSharedVectors vectors. All threads of the block call this.
-  __device__ __forceinline__ Queries(const Tiles<T, kChunks, kIsPaced>& tiles, uint4* shared)
-      : shared(shared + tiles.lane) {
+  __device__ __forceinline__ Queries(const Tiles<T, kChunks>& tiles, uint4* shared) : shared(shared + tiles.lane) {
     if constexpr (kIsShared) {
-      static_assert(!kWide);
-      uint4 vectors[kVectors];
-      read(tiles, tiles.g, vectors);
+      if (tiles.warp < kHalves) {
+        read(tiles, tiles.g + 8 * tiles.warp, own[0]);
 #pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        if (tiles.warp == 0) shared[i * kWarp + tiles.lane] = vectors[i];
+        for (int i = 0; i < kVectors; ++i) shared[(tiles.warp * kVectors + i) * kWarp + tiles.lane] = own[0][i];
       }
       __syncthreads();
     } else {
-      read(tiles, tiles.g, low);
-      if constexpr (kWide) read(tiles, tiles.g + 8, high);
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) read(tiles, tiles.g + 8 * h, own[h]);
     }
   }
 
   // Reads the vectors of a head; zeros past the end. Not a lambda, which clang would call.
-  static __device__ __forceinline__ void read(const Tiles<T, kChunks, kIsPaced>& tiles, int head,
-                                              uint4 (&vectors)[kVectors]) {
+  static __device__ __forceinline__ void read(const Tiles<T, kChunks>& tiles, int head, uint4 (&vectors)[kVectors]) {
     const Attention& problem = tiles.problem;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
@@ -247,14 +221,17 @@ struct Queries {
     rotate<T, kChunks>(vectors, problem.rotary, problem.rotary.query_weight, tiles.batch, tiles.t);
   }
 
-  __device__ __forceinline__ uint4 low_at(int i) const { return kIsShared ? shared[i * kWarp] : low[i]; }
+  // Vector i of head g + 8 * h.
+  __device__ __forceinline__ uint4 vector_at(int h, int i) const {
+    if (h >= kHalves) return {};
+    return kIsShared ? shared[(h * kVectors + i) * kWarp] : own[kIsShared ? 0 : h][i];
+  }
 };
 
 // Writes the new key and value to the cache, and in place of the copies in the tile: these do not wait for the
 // position.
-template <typename T, int kChunks, bool kIsPaced>
-__device__ __forceinline__ void write_new_token(const Tiles<T, kChunks, kIsPaced>& tiles, int64_t position, int tile,
-                                                int stage) {
+template <typename T, int kChunks>
+__device__ __forceinline__ void write_new_token(const Tiles<T, kChunks>& tiles, int64_t position, int tile, int stage) {
   const Attention& problem = tiles.problem;
   const int g = tiles.g, t = tiles.t, lane = tiles.lane;
   const char* const new_key = at(problem.new_key, tiles.batch, tiles.key_head, 0, sizeof(T));
@@ -289,14 +266,13 @@ __device__ __forceinline__ void write_new_token(const Tiles<T, kChunks, kIsPaced
 }
 
 // Multiplies the queries with a tile's keys. scores[i][2 * h + j]: head g + 8 * h, token 8 * i + 2 * t + j.
-template <typename T, int kChunks, bool kWide, bool kIsPaced>
-__device__ __forceinline__ void multiply_keys(const Tiles<T, kChunks, kIsPaced>& tiles,
-                                              const Queries<T, kChunks, kWide, kIsPaced>& queries, int stage,
-                                              float (&scores)[2][4]) {
+template <typename T, int kChunks, bool kWide>
+__device__ __forceinline__ void multiply_keys(const Tiles<T, kChunks>& tiles, const Queries<T, kChunks, kWide>& queries,
+                                              int stage, float (&scores)[2][4]) {
   float halves[2][4]{};  // a second sum of each score, since a product waits for the sum that it is added to
 #pragma unroll
   for (int j = 0; j < 2 * kChunks; ++j) {
-    const uint4 low = queries.low_at(j), high = kWide ? queries.high[j] : uint4{};
+    const uint4 low = queries.vector_at(0, j), high = queries.vector_at(1, j);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint4 key = *tiles.key_vector(stage, i, j);

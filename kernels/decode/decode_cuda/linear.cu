@@ -19,6 +19,7 @@
 #include "decode/problem.h"
 #include "decode_cuda/activation.cuh"
 #include "decode_cuda/tensor_cores.cuh"
+#include "decode_cuda/torch_regions.cuh"
 #include "kit/elements.cuh"
 #include "kit/launch.cuh"
 #include "kit/vectors.cuh"
@@ -359,6 +360,12 @@ void launch(const Linear& problem, bool constant_weights, cudaStream_t stream) {
 }
 
 }  // namespace
+
+bool is_for_torch(const Linear& problem) {
+  DeviceProperties device;
+  if (current_device_properties(&device) != cudaSuccess) return false;  // `run` reports the error
+  return is_for_torch(problem, (problem.outputs + kTile - 1) / kTile, device.sms);
+}
 
 int run(const Linear& problem, bool constant_weights, void* stream) {
   return dispatch_dtype(problem.type, [&](auto type) {

@@ -23,6 +23,16 @@ using decode_step::kMostElements;
 using decode_step::Linear;
 using decode_step::Rotary;
 
+#if defined(CUDA_KERNEL)
+// Calls an operation of Torch that returns a tensor.
+template <typename... Arguments>
+Tensor call_torch(const char* name, const Arguments&... arguments) {
+  StableIValue stack[] = {torch::stable::detail::from(arguments)...};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack, TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+#endif
+
 // --- linear layers ---------------------------------------------------------------------------------------------------
 
 // Reads x, of which at most kMostRows rows are allowed. Replaces it by a contiguous copy if it is not contiguous.
@@ -98,6 +108,9 @@ Tensor linear(Tensor x, Tensor weight, MaybeTensor bias, MaybeTensor residual, M
   constant_weights &= add_layer(problem, weight, "weight", bias, "bias", x);
   if (weight2.has_value()) constant_weights &= add_layer(problem, *weight2, "weight2", bias2, "bias2", x);
   if (weight3.has_value()) constant_weights &= add_layer(problem, *weight3, "weight3", bias3, "bias3", x);
+#if defined(CUDA_KERNEL)
+  if (!residual.has_value() && decode_step::is_for_torch(problem)) return call_torch("aten::linear", x, weight, bias);
+#endif
   return run(problem, x, residual, constant_weights);
 }
 
@@ -261,7 +274,8 @@ Rotary rotary_of(const Attention& problem, const Tensor& query, MaybeTensor& cos
 }
 
 // Allocates the result, [batch, 1, query_heads, elements], and computes it.
-Tensor run(Attention& problem, const Tensor& query, [[maybe_unused]] bool constant_cache) {
+Tensor run(Attention& problem, const Tensor& query, [[maybe_unused]] const Tensor& key,
+           [[maybe_unused]] const Tensor& value, [[maybe_unused]] bool constant_cache) {
   const int64_t sizes[] = {problem.batch, 1, problem.query_heads, problem.elements};
   Tensor out = allocate({sizes, 4}, dtype(query), query);
   if (out.numel() == 0) return out;
@@ -272,7 +286,12 @@ Tensor run(Attention& problem, const Tensor& query, [[maybe_unused]] bool consta
   problem.out = out.mutable_data_ptr();
 #if defined(CUDA_KERNEL)
   int64_t floats = 0;
-  check(decode_step::attention_parts(problem, &floats));
+  check(decode_step::divide(problem, &floats));
+  if (problem.division.is_for_torch) {
+    const std::optional<double> scale(problem.scale);
+    out = call_torch("aten::scaled_dot_product_attention", query, key, value, MaybeTensor(), 0.0, false, scale, true);
+    return torch::stable::contiguous(torch::stable::transpose(out, 1, 2));
+  }
   Tensor parts;
   if (floats > 0) {
     parts = allocate({&floats, 1}, aoti_torch_dtype_float32(), query);
@@ -293,7 +312,7 @@ Tensor attention(Tensor query, Tensor key, Tensor value, MaybeTensor mask, doubl
   problem.query = read_heads(query);
   problem.key = read_heads(key);
   problem.value = read_heads(value);
-  return run(problem, query, false);
+  return run(problem, query, key, value, false);
 }
 
 // The same, after new_key and new_value are written to key and value at the token `position`.
@@ -327,7 +346,7 @@ Tensor cached_attention(Tensor query, Tensor new_key, Tensor new_value, Tensor k
          "must be a token of the " + to_string(problem.tokens) + " of key, not " + to_string(*problem.position));
   }
 #endif
-  return run(problem, query, constant_cache);
+  return run(problem, query, key, value, constant_cache);
 }
 
 }  // namespace
