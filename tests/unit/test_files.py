@@ -12,25 +12,11 @@ import pytest
 
 from kernel_format import files
 from kernel_format.files import replacing, temporary_directory
+from tests.support.places import SOURCES
 
-KEEPS_ONE = """
-import sys, time
-from kernel_format.files import replacing, temporary_directory
-with temporary_directory() as directory:
-    (directory / "file").write_text("x")
-    print(directory, flush=True)
-    time.sleep(60)
-"""
+KEEPS_ONE = SOURCES["keeps_a_directory"]
 
-WRITES_A_FILE = """
-import os, signal, sys
-from pathlib import Path
-from kernel_format.files import replacing
-with replacing(Path(sys.argv[1])) as file:
-    file.write(b"new")
-    file.flush()
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
+WRITES_A_FILE = SOURCES["is_killed_while_it_writes"]
 
 
 @pytest.mark.parametrize("before", [None, "old"])

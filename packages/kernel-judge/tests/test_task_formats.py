@@ -23,6 +23,7 @@ from kernel_tasks import Task, read_task
 
 TEXTS = toml_file.read(HERE / "task_formats.toml")
 DESTINATIONS, CPP = TEXTS["candidates"]["destinations"], TEXTS["candidates"]["cpp"]
+SUBMISSIONS = TEXTS["submissions"]
 # `expr` axes, a scalar, and destinations after the inputs.
 DEFINITION, WORKLOAD = json.loads((HERE / "halves.json").read_text()).values()
 
@@ -46,16 +47,11 @@ def gpu_mode(tmp_path: Path) -> Path:
 
 def test_a_gpu_mode_task_has_its_own_rule_workloads_and_modules(gpu_mode: Path, tmp_path: Path) -> None:
     submission = tmp_path / "submission.py"
-    submission.write_text(
-        "import utils\n\n\ndef custom_kernel(data):\n    return data[1].copy_(data[0] / 4), 3 * data[0] / 4\n"
-    )
+    submission.write_text(SUBMISSIONS["right"])
     right = verdict(submission, gpu_mode, rounds=1, seed=1)
     assert right.is_right, right.reason
     assert [case["sizes"]["rows"] for case in right.cases] == [40]
-    submission.write_text(
-        "import torch\n\nkept = torch.empty(40, 8)\n\n\n"
-        "def custom_kernel(data):\n    return data[0].div_(4), torch.mul(data[0], 3, out=kept[: len(data[0])])\n"
-    )
+    submission.write_text(SUBMISSIONS["in-place"])
     right = verdict(submission, gpu_mode, rounds=1)
     assert right.is_right, f"the format lets a submission write to inputs and over its last result: {right.reason}"
     submission.write_text("def custom_kernel(data):\n    return data[0].double() / 2, data[0].double() / 2\n")
@@ -63,11 +59,7 @@ def test_a_gpu_mode_task_has_its_own_rule_workloads_and_modules(gpu_mode: Path, 
     assert wide.is_right and "float64, float64, the reference's float32, float32" in " ".join(wide.suspicious)
     submission.write_text("def custom_kernel(data):\n    return data[0].half() / 2, data[0].half() / 2\n")
     assert "the sum is wrong" in verdict(submission, gpu_mode).reason, "the format's rule has the candidate's dtypes"
-    submission.write_text(
-        "import reference, utils\n\nreference.ref_kernel = lambda data: (data[0] / 2, data[0] / 3)\n"
-        "reference.check_implementation = utils.is_near = lambda *arguments: (True, '')\n\n\n"
-        "def custom_kernel(data):\n    return data[0] / 2, data[0] / 3\n"
-    )
+    submission.write_text(SUBMISSIONS["other-rule"])
     wrong = verdict(submission, gpu_mode)
     assert wrong.rejected_as == "wrong-result" and "the sum is wrong" in wrong.reason
     submission.write_text("def custom_kernel(data):\n    return data[0].abs() / 2, data[0] / 2\n")
@@ -81,13 +73,10 @@ def test_a_precision_that_the_rule_accepts_is_right_for_larger_inputs(gpu_mode: 
     text = text.replace("is_near(a + b, data[0])", "bool(((a - ref_kernel(data)[0]).abs() < 2e-2).all())")
     (gpu_mode / "reference.py").write_text(text)
     submission = tmp_path / "submission.py"
-    rounds = (
-        "def custom_kernel(data):\n    x = data[0]{}.bfloat16().float()\n    return x - x.flip(-1), x - x.flip(-1)\n"
-    )
-    submission.write_text(rounds.format(""))
+    submission.write_text(SUBMISSIONS["rounded"])
     right = verdict(submission, gpu_mode)
     assert right.is_right, right.reason
-    submission.write_text(rounds.format(".abs()"))
+    submission.write_text(SUBMISSIONS["rounded"].replace("data[0]", "data[0].abs()"))
     assert "random signs" in verdict(submission, gpu_mode).reason
 
 
@@ -118,29 +107,16 @@ def test_a_task_that_needs_a_gpu_or_more_memory_exits_with_11(gpu_mode: Path, tm
     assert done.exit_code == 11 and "reference.py: generate_input needs a GPU" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("file", "old", "new", "message"),
-    [
-        ("task.yml", "lang: py", "lang: cu", "task.yml: lang: is 'cu'; expected \"py\""),
-        ("task.yml", "lang: py", "lang: py\nmulti_gpu: true", "task.yml: multi_gpu: is true"),
-        ("task.yml", "tests:", "test:", "task.yml: test: is no key (did you mean 'tests'?)"),
-        ("submission.py", "custom_kernel", "custom_kernal", "defines no custom_kernel (did you mean 'custom_kernal'?)"),
-        ("task.yml", "benchmarks:", "ranked:", "task.yml: benchmarks: expected a list"),
-        ("task.yml", "../tools/utils.py", "../utils.py", "task.yml: files: ../utils.py cannot be read"),
-        ("reference.py", "def ref_kernel", "def ref", "reference.py: defines no ref_kernel"),
-        ("reference.py", "from utils import", "from helpers import", "list the imported files in `files` of task.yml"),
-        ("reference.py", "return torch.rand", "return slice(3), torch.rand", "returns a builtins.slice"),
-    ],
-)
-def test_a_bad_gpu_mode_task_names_the_key(gpu_mode: Path, file: str, old: str, new: str, message: str) -> None:
+@pytest.mark.parametrize("case", TEXTS["bad-gpu-mode"], ids=lambda case: case["message"])
+def test_a_bad_gpu_mode_task_names_the_key(gpu_mode: Path, case: dict[str, str]) -> None:
     (gpu_mode / "submission.py").write_text("def custom_kernel(data):\n    return data\n")
-    path = gpu_mode / file
-    path.write_text(path.read_text().replace(old, new))
+    path = gpu_mode / case["file"]
+    path.write_text(path.read_text().replace(case["old"], case["new"]))
     with pytest.raises(ConfigError) as caught:
         task = read_task(gpu_mode)
         task.problem(task.sizes()).get_inputs()
         task.candidate_files(gpu_mode)
-    assert message in f"{caught.value} ({caught.value.hint})"
+    assert case["message"] in f"{caught.value} ({caught.value.hint})"
 
 
 def definition(directory: Path, workload: dict[str, Any], **changes: Any) -> Path:
@@ -303,42 +279,20 @@ def test_inputs_are_those_of_the_workload(tmp_path: Path) -> None:
     assert bool((saved.problem(saved.sizes()).get_inputs()[0] == 4).all())
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"axes": None}, "definition.json: axes: expected a dict"),
-        ({"inputs": {"x": {"shape": ["rows"], "dtype": "float4_e2m1"}}}, "inputs.x.dtype: is 'float4_e2m1'"),
-        ({"axes": {"rows": {"type": "var"}, "other": {"type": "var"}}}, "line 1: is not a workload of halves"),
-        ({"reference": "def go(): pass"}, "defines no function run"),
-    ],
-)
-def test_a_bad_definition_names_the_key(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    file = definition(tmp_path, WORKLOAD, **changes)
+@pytest.mark.parametrize("case", TEXTS["bad-definition"], ids=lambda case: case["message"])
+def test_a_bad_definition_names_the_key(tmp_path: Path, case: dict[str, str]) -> None:
+    file = definition(tmp_path, WORKLOAD, **json.loads(case["changes"]))
     with pytest.raises(ConfigError) as caught:
         task = read_task(file.parent)
         task.problem(task.sizes())
-    assert message in str(caught.value)
+    assert case["message"] in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"definition": "other"}, "solution.json: definition: is 'other'; the task is 'halves'"),
-        (
-            {"sources": [{"path": "../main.py", "content": "x"}]},
-            "solution.json: sources: cannot be read: the path",
-        ),
-        ({"sources": ["x"]}, "solution.json: sources: cannot be read"),
-        ({"sources": [{"path": "main.py", "content": "\ud800"}]}, "solution.json: sources: cannot be read"),
-        ({"sources": [{"path": "candidate.py", "content": "x"}]}, "solution.json: sources: cannot be read"),
-        ({"x": {}}, "solution.json: is not JSON"),
-        ({"sources": [{"path": "other.py", "content": "x"}]}, "spec.entry_point: is 'main.py::run'; expected FILE"),
-    ],
-)
-def test_a_bad_solution_names_the_key(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize("case", TEXTS["bad-solution"], ids=lambda case: case["message"])
+def test_a_bad_solution_names_the_key(tmp_path: Path, case: dict[str, str]) -> None:
     task = read_task(definition(tmp_path / "a", WORKLOAD).parent)
-    file = solution(tmp_path, {"languages": ["pytorch"]}, "main.py", DESTINATIONS, **changes)
+    file = solution(tmp_path, {"languages": ["pytorch"]}, "main.py", DESTINATIONS, **json.loads(case["changes"]))
     file.write_text(file.read_text().replace("{}", "[" * 100_000))
     with pytest.raises(ConfigError) as caught:
         task.candidate_files(file)
-    assert message in str(caught.value)
+    assert case["message"] in str(caught.value)

@@ -21,7 +21,7 @@ from kernel_builder.backends.cuda.releases import DATA, KNOWN_CAPABILITIES
 from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
 from tests.support.cli import invoke
-from tests.support.places import ROOT
+from tests.support.places import ROOT, SOURCES
 
 FAST = sorted(ROOT.glob("kernels/*/*_cuda/*.cu"))
 NAIVE = sorted(ROOT.glob("kernels/*/naive/*.cu"))
@@ -120,19 +120,7 @@ def test_every_kernel_has_a_naive_kernel_in_one_short_file() -> None:
     assert done.exit_code == 0, done.output
 
 
-PTX = """\
-.version 8.0
-.target sm_90
-.address_size 64
-.visible .entry k(.param .u64 p, .param .f32 q) {
-.reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .b16 %rs<9>; .reg .pred %p<2>;
-ld.param.b64 %rd1, [p];
-ld.param.b32 %r1, [q];
-add.rn.f32 %r2, %r1, %r1;
-BODY
-ret;
-}
-"""
+PTX = SOURCES["ptx"]
 # As clang writes it -> as ptxas gets it. None is unchanged.
 STORES = json.loads(Path(__file__).with_name("stores.json").read_text())
 

@@ -21,25 +21,12 @@ import pytest
 
 from kernel_builder import elf
 from tests.integration.build_command.conftest import Copy, NewCache, Run, replace, run_python
+from tests.support.places import SOURCES
 
 CPU, CUDA = "tvm-ffi01-cpu-x86_64-linux", "tvm-ffi01-cu130-x86_64-linux"
 
 # Two versions in one process; tensors of Torch and of NumPy, and one of a type that the kernel refuses.
-LOAD = """
-import sys, numpy, torch
-from pathlib import Path
-from kernels import get_local_kernel
-for directory in sys.argv[1:]:
-    kernel = get_local_kernel(Path(directory), backend="cpu")
-    x = torch.arange(3.0)
-    assert torch.equal(kernel.scaled(x, 2.0, torch.empty_like(x)), 2 * x)
-    y = numpy.ones(2, numpy.float32)
-    assert kernel.scaled(y, 3.0, numpy.empty_like(y)).tolist() == [3.0, 3.0]
-    try:
-        kernel.scaled(x.double(), 2.0, x)
-    except TypeError as error:
-        print(str(error).rpartition(": ")[2])
-"""
+LOAD = SOURCES["load_tvm_ffi"]
 
 
 @pytest.fixture

@@ -14,25 +14,11 @@ import torch
 
 from kernel_builder.config.project_files import read_project
 from tests.support.cli import invoke
-from tests.support.places import CPU, PROJECTS, ROOT
+from tests.support.places import CPU, PROJECTS, ROOT, SOURCES
 from tests.support.torch_process import run_with_torch
 
 PAGE = ROOT / "docs" / "port.md"
-TRY = """
-import sys, torch
-from pathlib import Path
-from kernels import get_local_kernel
-scaled_add = get_local_kernel(Path(sys.argv[1]), backend="cpu").scaled_add
-a, b = torch.arange(6.0).reshape(2, 3), torch.ones(3, 2).t()
-assert not b.is_contiguous()
-torch.testing.assert_close(scaled_add(a, b, 0.5), a + 0.5 * b)
-torch.testing.assert_close(scaled_add(a.double(), b.double()), (a + b).double())
-assert scaled_add(a[:0], b[:0]).shape == (0, 3)
-try:
-    scaled_add(a, a[:1])
-except RuntimeError:
-    print("ok")
-"""
+TRY = SOURCES["try_the_ported_kernel"]
 
 
 def test_the_excerpts_are_those_of_the_projects() -> None:

@@ -24,26 +24,7 @@ def read(tmp_path: Path, source: str) -> dict:
 
 
 def test_a_launch_function_is_read(tmp_path):
-    keys = read(
-        tmp_path,
-        """
-        def launch(x: torch.Tensor, index: torch.Tensor, sums: torch.Tensor, alpha: float = 0.5, *, flag: bool = False):
-            '''Docs.'''
-            if x.dtype != sums.dtype or not index.is_contiguous():
-                raise ValueError("dtypes")
-            assert x.is_contiguous() and 1 <= x.ndim <= 2, "shape"
-            rows, n = x.shape
-            block = max(triton.next_power_of_2(n), 16)
-            out = torch.empty((rows, triton.cdiv(n, 2)), dtype=torch.float32, device=x.device)
-            part = torch.zeros_like(out, dtype=x.dtype)
-            grid = lambda meta: (triton.cdiv(n, meta["BLOCK"]), rows)
-            with torch.cuda.device(x.device):
-                kernel[grid](
-                    x, index, out, sums, n, out.stride(-2), alpha, None, tl.float32, FLAG=flag, BLOCK=block, num_warps=4
-                )
-            return out, part
-        """,
-    )
+    keys = read(tmp_path, SOURCES["launch_function"])
     assert keys == json.loads(Path(__file__).with_name("launch_keys.json").read_text())
 
 

@@ -7,6 +7,7 @@ import pytest
 from kernel_builder.aot.tuning import Launch, rows, write_rows
 from kernel_builder.cli import tune_command
 from kernel_format.errors import ConfigError
+from tests.support.places import SOURCES
 
 SMALL, LARGE = {"BLOCK": 1024, "num_warps": 4}, {"BLOCK": 4096, "num_warps": 8}
 
@@ -52,18 +53,7 @@ def test_constexprs_that_are_not_tuned_are_kept():
 
 def test_rows_are_replaced_in_the_file(tmp_path):
     path = tmp_path / "aot.toml"
-    before = """# First.
-[op.norm]
-kernel = "norm" # the kernel
-config = [
-  # The rows of tune.
-  { BLOCK = 1 },
-]
-dtypes = ["float32"]
-
-[op.other] # kept
-config = [ { BLOCK = 1 } ]
-"""
+    before = SOURCES["tuned_rows"]
     path.write_text(before)
     write_rows(path, {"norm": [{"when": "n <= 700", **SMALL, "EVEN": True}, LARGE]})
     assert path.read_text() == before.replace(

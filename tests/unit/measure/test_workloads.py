@@ -10,6 +10,7 @@ import pytest
 import torch
 from kernels.cli.benchmark import discover_benchmark_classes
 
+from kernel_builder import toml_file
 from kernel_builder.measure.case import Case, tensors
 from kernel_builder.measure.workloads import load, make, points
 from kernel_format.errors import ConfigError
@@ -56,33 +57,10 @@ def test_eager_code_in_float64_is_the_reference(kernel: Path) -> None:
                 assert not torch.equal(result.double(), wanted) or torch.equal(wanted.float().double(), wanted)
 
 
-WORKLOAD = """
-import sys
-from pathlib import Path
-sys.path.insert(0, str(Path(__file__).parent))
-from workload import Workload
-"""
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("import a_library_that_is_not_installed", "cannot be imported: ModuleNotFoundError"),
-        ("x = 1", "declares no workload: a class with title, small, shapes"),
-        (
-            f"{WORKLOAD}\nclass A(Workload):\n    shapes = {{'forward': {{'cuda': [], 'cpu': []}}}}",
-            "class A: lacks title",
-        ),
-        (
-            f"{WORKLOAD}\nclass A(Workload):\n    title, small, inputs, ours, eager = 'a', (1,), 1, 1, 1\n"
-            "    shapes = {'sideways': {'cuda': [], 'cpu': []}}",
-            "class A: shapes: has the pass 'sideways'; expected one of forward, backward",
-        ),
-    ],
-)
-def test_errors_name_the_class(source: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load(project(tmp_path, source))
+@pytest.mark.parametrize("case", toml_file.read(Path(__file__).with_name("bad_workloads.toml"))["case"])
+def test_errors_name_the_class(case: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=case["message"]):
+        load(project(tmp_path, case["source"]))
 
 
 def test_bytes_count_each_tensor_once() -> None:

@@ -10,30 +10,8 @@ from kernel_builder.hub import package_api
 from tests.support.places import SOURCES
 
 MODULE = SOURCES["public_names"]
-OPS = '''
-"""Operators."""
-
-import torch
-
-
-def gelu(x: torch.Tensor, /, factor: float = 0.5, *more: int, approximate: str = "none", **rest) -> torch.Tensor:
-    """Returns gelu.
-
-    More.
-    """
-
-
-def relu(x, out=None):
-    """Returns relu."""
-'''
-LAYERS = """
-class GELU:
-    def forward(self, x):
-        pass
-
-    def _hidden(self):
-        pass
-"""
+OPS = SOURCES["public_operators"]
+LAYERS = SOURCES["public_layers"]
 GELU = "gelu(x, /, factor=0.5, *more, approximate='none', **rest)"
 
 
