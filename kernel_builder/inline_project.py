@@ -39,7 +39,6 @@ def files(
             `int64_t`, `bool`, `std::string`, or `std::optional` or `std::vector` of these. The function may write to
             arguments of type `Tensor&`. A function may return a `std::tuple`, or nothing.
         stem: The name of the file with the functions, without a suffix.
-        license_name: The SPDX name of the license.
         for_authors: Whether to add the files of a new project that a build does not need: tests, card and so on.
 
     Raises:

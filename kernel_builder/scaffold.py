@@ -39,14 +39,9 @@ def create(
     Args:
         directory: Where to create it; None for a directory with the name of the kernel. Other files in it are kept.
         repo_id: The Hub repository, such as `org/my-kernel`; the part after the slash is the name of the kernel.
-        wanted: The backends.
         license_name: The SPDX name of the license.
         language: The language of the device code, a key of `BACKENDS`.
-        operator: The name of the operator and of its function.
         overwrite: Whether to replace existing files.
-
-    Returns:
-        The directory of the project.
 
     Raises:
         ConfigError: If an argument is invalid, a file exists already, or the directory cannot be written.

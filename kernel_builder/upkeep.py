@@ -42,11 +42,9 @@ def find(
     """Return the new releases and changed files as lines, and the files: path in the checkout -> new text.
 
     Args:
-        root: The checkout.
         others: The components to pin besides Torch's headers.
         index_url: The package index; None for the one that pip or uv is set to use.
         torch_index: The address of the index with Torch's builds for every CUDA release.
-        cache: The builder's cache; None for the user's.
     """
     texts = {name: _text(root / name) for name in FILES}
     known = sorted(map(Release.parse, toml_file.parse(texts[MATRIX], MATRIX)["torch"]))

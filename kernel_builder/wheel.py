@@ -62,7 +62,6 @@ def write_wheels(
     """Check the packages of a project, and write one wheel for each platform.
 
     Args:
-        directory: The project.
         out: The directory of the wheels; None for the project's own `dist`.
         name: The name in the index; None for the project's name.
         version: The version in the index; None for `<version of the project>.0`.

@@ -20,6 +20,7 @@ from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Variant
 from kernel_builder.elf import SharedObject
 from kernel_builder.package.records import NO_LOAD
+from kernel_builder.steps.confinement import SandboxMode, chosen
 from kernel_format.errors import ConfigError
 from kernel_format.metadata import PackageMetadata
 
@@ -111,6 +112,7 @@ def run_all(
     allow: Sequence[str] = (),
     project: Project | None = None,
     probe: ProbeProcess | None = None,
+    sandbox: SandboxMode = "auto",
     others: Mapping[str, Sequence[Path]] = MappingProxyType({}),
 ) -> Iterator[CheckReport]:
     """Yield the report of each package, in order. This is faster than one `run` after the other.
@@ -122,14 +124,17 @@ def run_all(
         allow: Names in `ALLOWABLE`: the errors of these checks are reported as warnings.
         project: The project that they were built from, whose files the findings then name.
         probe: The process that loads the packages; None for a new one.
+        sandbox: Whether a new process is in a sandbox: if the system has one, always, or never.
         others: Packages of kernels that these may depend on, by repository, beside those that the client finds.
     """
     directories = [package.resolve() for package in packages]
     asked = CHECKS if only is None else only
     names = [name for name in asked if load or name not in _LOADING]
     left_out = {name: NO_LOAD for name in asked if name not in names}
-    with nullcontext(probe) if probe else ProbeProcess() as process:
-        load_answers = start_loading(directories if _LOADING.intersection(names) else (), process, others)
+    loaded = directories if _LOADING.intersection(names) else []
+    confinement = chosen(sandbox, None) if loaded and not probe else None
+    with nullcontext(probe) if probe else ProbeProcess(confinement=confinement) as process:
+        load_answers = start_loading(loaded, process, others)
         for directory in directories:
             package = replace(read(directory), load_answers=load_answers, project=project)
             yield _report(package, names, frozenset(allow), left_out)

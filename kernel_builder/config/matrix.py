@@ -18,7 +18,6 @@ class Matrix:
 
     Attributes:
         hub_releases: The number of newest Torch releases that a full-ABI kernel offers.
-        platforms: The platforms that the Hub asks for.
         oldest_stable: The oldest Torch release whose stable ABI can be targeted.
         torch: The Torch releases, ascending.
         cxx: Torch release -> the C++ standard that its headers need.

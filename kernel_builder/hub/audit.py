@@ -114,7 +114,7 @@ def audit(
         packages = [HubPackage(directory) for directory in opened.packages]
         repo_id = opened.repository.repo_id if opened.repository else None
         names = [name for name in checks.CHECKS if opened.files is None or name not in _WHOLE_FILES]
-        reports = checks.run_all(opened.packages, only=names, load=load)
+        reports = checks.run_all(opened.packages, only=names, load=load, sandbox="require" if load else "off")
         variants = tuple(
             _audited(package, report, opened, signature_here(package, trusted, repo_id, opened.versions), environment)
             for package, report in zip(packages, reports, strict=True)

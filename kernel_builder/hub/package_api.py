@@ -28,11 +28,9 @@ class ApiMember:
     """A public name.
 
     Attributes:
-        kind: The kind of the object.
         call: A function's parameters with their names, kinds and defaults, without types: a type can have several
             spellings.
         signature: A function's name, parameters and result for people, with types.
-        documentation: Its docstring.
     """
 
     kind: Kind

@@ -22,12 +22,7 @@ from kernel_format.tree_digest import SIGNATURE
 
 @dataclass(frozen=True)
 class HubPackage:
-    """A `build/<variant>/` directory, built by this or another tool, to be published or compared.
-
-    Attributes:
-        directory: The directory.
-        load_skipped: The reason if the load check was skipped.
-    """
+    """A `build/<variant>/` directory, built by this or another tool, to be published or compared."""
 
     directory: Path
     load_skipped: str | None = None
@@ -95,14 +90,7 @@ def named_backend(variant: str) -> Backend:
 def checked_packages(
     project: Project, progress: Progress, *, load: bool, allow: Sequence[str] = ()
 ) -> Mapping[str, HubPackage]:
-    """Check the packages of a project, and return them by variant.
-
-    Args:
-        project: The project; its packages are in `build`.
-        progress: Receives a line for each package.
-        load: Check that each package loads, if this machine can load it.
-        allow: Names of checks whose errors do not count.
-    """
+    """Check the packages of a project, and return them by variant."""
     build = project.root / "build"
     again = f"rebuild: kernel-builder build {project.root}"
     if project.renamed:
@@ -132,11 +120,7 @@ def checked_packages(
 
 
 def without_untested(packages: Mapping[str, HubPackage], hint: str) -> dict[str, HubPackage]:
-    """Return the packages without those whose metadata states that they have not run on their hardware.
-
-    Args:
-        hint: The hint of the error.
-    """
+    """Return the packages without those whose metadata states that they have not run on their hardware."""
     kept = {name: package for name, package in packages.items() if not package.metadata.status}
     if not kept:
         name, package = next(iter(packages.items()))

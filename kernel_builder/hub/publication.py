@@ -72,16 +72,13 @@ class Published:
     """The result of a publication.
 
     Attributes:
-        variants: The published variants.
         kept: Variants on the branch that this publication does not touch.
-        removed: Variants that it deletes.
         dirty: Variants in `variants` and `kept` whose sources or builder had uncommitted changes.
         without_commit: Variants in `variants` and `kept` whose sources are in no commit, so that users cannot verify
             them.
         not_loaded: Variants in `variants` that this machine has not loaded, with the reason.
         left_out: Packages that are not published, with the reason.
         api_changes: Differences between the API and that of the variants on the branch.
-        builds: Changes to the branch of the builds.
         main: Changes to `main`. None if `main` belongs to a newer version.
         note: Why `main` was left unchanged, if it was.
     """

@@ -260,10 +260,7 @@ class RemoteRepository:
         Args:
             branch: The branch, or with `create_pr` the base of a new pull request.
             parent: The commit that the branch pointed to when it was read.
-            add: Path -> content of the files to write.
-            delete: Paths of the files to delete.
-            message: The commit message.
-            create_pr: Open a pull request instead of moving the branch.
+                        create_pr: Open a pull request instead of moving the branch.
         """
         with self._translated_errors(f"commit to {branch}"):
             self._choose_transfer()

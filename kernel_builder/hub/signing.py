@@ -26,7 +26,6 @@ class Signed:
 
     Attributes:
         identity: The identity of the signatures, or the key's fingerprint; None if nothing had to be signed.
-        signed: Variants that were signed.
         unchanged: Variants that already had a signature of the same metadata.
     """
 
@@ -41,7 +40,6 @@ def sign(packages: Sequence[Path], *, identity_token: str | None = None, key: Pr
     A package has one signature. An existing one is replaced if it is of other metadata, or by another key.
 
     Args:
-        packages: The directories of the packages.
         identity_token: A token of an OpenID provider that Sigstore trusts. None: the machine's own token, as on GitHub
             and GitLab runners and on Google and Buildkite machines.
         key: The key to sign with instead of Sigstore.

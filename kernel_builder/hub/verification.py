@@ -43,7 +43,6 @@ class VariantVerdict:
     """The result for one variant.
 
     Attributes:
-        variant: The name of the variant.
         digest: Differences between the files and the digest in the metadata; empty if there are none.
         signature: `valid`, `none`, one of `UNVERIFIED`, or the error.
         provenance: The commit of the sources (`kernel`) and the builder (`kernel-builder`), from the metadata.

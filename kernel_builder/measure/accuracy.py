@@ -54,7 +54,6 @@ def fault(ours: Sequence[Deviation], eager: Sequence[Deviation], factor: float) 
     Args:
         ours: The deviation of each result under test.
         eager: The deviation of each result of eager PyTorch.
-        factor: How many times eager's deviation is allowed.
     """
     if len(ours) != len(eager):
         return f"it has {counted(len(ours), 'result')}, expected {len(eager)}"

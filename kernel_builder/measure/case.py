@@ -136,7 +136,6 @@ def measure(workload: Any, row: Row, functions: Mapping[str, Function], clock: C
         row: Names the point; receives bytes, errors, faults and times (seconds).
         functions: Implementation name -> function; the kernel is `OURS`.
         clock: Times series of calls on the device; the caller is in its context.
-        rounds: Samples of each time.
     """
     point = row.point
     cases = [Case(workload, point.passes, point.shape)]

@@ -57,7 +57,6 @@ def run(
         device: "cuda" or "cpu"; None for "cuda" if there is a GPU, else "cpu".
         operations: The selection, with `shapes` and `dtypes`, as `workloads.points` describes it.
         against: Names of peers; None for eager PyTorch, torch.compile and every peer that the project declares.
-        rounds: Samples of each time.
         only: "device" leaves out host overhead; "host" measures nothing else, without correctness; None does both.
         command: The command line to record, so that a reader can repeat the run.
         json_file: Where to save the report after each row.

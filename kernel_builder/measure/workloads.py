@@ -102,10 +102,8 @@ def points(
 
     Args:
         workloads: Operation -> its workload.
-        device: "cuda" or "cpu".
         shapes: A shape such as `1x4096x2048` is measured for each operation that takes as many sizes. A pattern such
             as `*x2048` selects the declared shapes that match. Empty for all that are declared.
-        dtypes: Names of Torch dtypes.
     """
     for text in shapes:
         if not re.fullmatch(r"(\*|[1-9]\d*)(x(\*|[1-9]\d*))*", text):

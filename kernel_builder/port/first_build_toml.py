@@ -39,14 +39,12 @@ class Port:
     """A first `build.toml`, and its gaps.
 
     Attributes:
-        directory: The directory of the `setup.py`.
         files: The files to write: path -> content.
         kernels: The extensions as tables of `build.toml`.
         failed: Machines for which `setup.py` ends with an error.
         left_out: Arguments of `setup.py` that `build.toml` does not have.
         assumed: Values that `setup.py` reads from its machine and that are assumed.
         rewrites: Lines of sources that have to change before the project builds.
-        notes: Further steps.
     """
 
     directory: Path

@@ -152,7 +152,6 @@ def scan(
     """Find the files that a source can reach.
 
     Args:
-        root: The project's directory.
         source: The source, relative to `root`.
         include: The include directories given for it, relative to `root`.
         listed: The other files of its `src` in `build.toml`. All of them count if a file includes a macro instead of a

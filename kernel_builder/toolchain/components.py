@@ -38,7 +38,6 @@ class ComponentFile:
     Exactly one of `file`, `release` and `required_by` selects the file.
 
     Attributes:
-        project: The name of the project in the index.
         file: The name of the file, which all platforms share.
         release: The newest version of this release of the project, for each platform.
         required_by: The version that another package requires: `cuda-toolkit 13.0` is the newest version of that
@@ -59,7 +58,6 @@ class Component:
 
     Attributes:
         name: The name in the lock and the store, such as `cuda-13.0`.
-        title: The name in messages.
         version: None for the version of the package that requires the files, or else of the last file.
         files: Empty if no index has it.
     """

@@ -30,8 +30,6 @@ class PinnedFile(NamedTuple):
     """Part of one wheel, or of one source distribution.
 
     Attributes:
-        project: The name of the project in the index.
-        file: The file name in the index.
         sha256: SHA-256 of the whole file, as the index states it.
         record: SHA-256 of the wheel's `RECORD`, the file's part of a tree's name; None for a source distribution.
         ranges: Byte ranges `(start, stop)` to fetch, ascending and disjoint. Each holds whole zip members.
@@ -66,7 +64,6 @@ class Tree(NamedTuple):
 
     Attributes:
         kind: The name of its component; see `components.Component`.
-        title: The name in messages.
         platform: The platform that it is for; `any` if all platforms share it.
     """
 

@@ -14,6 +14,7 @@ import pytest
 from kernels_data import Metadata
 
 from kernel_builder.config.variant import Release
+from kernel_builder.steps.confinement import chosen
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import (
     CheckError,
@@ -243,6 +244,18 @@ def test_no_change_by_a_load_is_published(
     for error in errors.values():
         assert error["error"] == "PackageError", error
         assert "changed while it was checked" in error["message"] and "must not write" in error["hint"], error
+
+
+@pytest.mark.sandbox
+def test_every_command_loads_packages_in_the_sandbox(copy_project: Copy, kernel_builder: Run, tmp_path: Path) -> None:
+    skip_unless(BUBBLEWRAP, chosen("auto", None).kind)
+    project, owned = copy_project("python-only"), tmp_path / "owned"
+    with (project / "torch-ext/python_only/__init__.py").open("a") as stream:
+        stream.write(f"\nopen({str(owned)!r}, 'w')\n")
+    kernel_builder.build(project, "--variant", "torch-cpu", "--no-load")
+    for command in (["check-builds", project], ["audit", "--load", project], ["wheel", project]):
+        done = kernel_builder(kernel_builder.cache, *command)
+        assert "No such file" in str(done.answer) + done.stderr and not owned.exists(), done
 
 
 def test_a_project_for_other_backends_only_is_an_error(copy_project: Copy, kernel_builder: Run) -> None:
