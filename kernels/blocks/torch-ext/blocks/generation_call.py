@@ -1,7 +1,4 @@
-"""The arguments of one call of `generate`, and whether decoding steps in CUDA graphs compute the same.
-
-This module imports transformers: import it only for a model of transformers.
-"""
+"""The arguments of one call of `generate`, and whether decoding steps in CUDA graphs compute the same."""
 
 from typing import Any, Optional
 

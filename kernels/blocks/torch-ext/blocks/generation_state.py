@@ -1,7 +1,4 @@
-"""The memory of decoding steps in CUDA graphs: a cache of transformers' that stays where it is, tokens, and one step.
-
-This module imports transformers: import it only for a model of transformers.
-"""
+"""The memory of decoding steps in CUDA graphs: a cache that stays where it is, tokens, and one step."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence

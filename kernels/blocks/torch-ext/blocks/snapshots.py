@@ -49,10 +49,10 @@ class Snapshot:
         self.obstacle = _obstacle_in(root, device)  # why no graph can be captured in this state, or None
         self._device = device
         self._root_class = type(root)
-        self._root_attributes = _attributes_of_root(root)
+        self._root = _attributes_of_root(root)  # as of the last call
         self._modules: list[nn.Module] = []
-        self._containers: list[Any] = []
-        self._names: list[str] = []  # of the containers
+        self._containers: list[Any] = [self._root]
+        self._names = [""]  # of the containers
         self._owners: list[Any] = []
         self._keys: list[Any] = []
         self._tensors: list[Tensor] = []  # each is `owner[key]`
@@ -73,7 +73,8 @@ class Snapshot:
         if self.obstacle is not None:
             is_there = _obstacle_in(root, self._device) == self.obstacle
             return None if is_there else f"{self.obstacle!r} is no longer true"
-        now, then = _attributes_of_root(root), self._root_attributes
+        self._root.clear()
+        self._root.update(_attributes_of_root(root))
         for container, copy, key in self._unread:
             copy[key] = container.get(key)
         # This runs before every replay: each line is a loop in C over a whole model. `==` of different tensors, or of
@@ -81,8 +82,6 @@ class Snapshot:
         with contextlib.suppress(Exception):
             if (
                 type(root) is self._root_class
-                and now.keys() == then.keys()
-                and all(_is_same(now[key], value) for key, value in then.items())
                 and list(map(type, self._modules)) == self._classes
                 and all(cls.forward is forward for cls, forward in self._forwards)
                 and self._containers == self._copies
@@ -91,13 +90,12 @@ class Snapshot:
                 and all(tensor._version == version for tensor, version in self._on_host)
             ):
                 return None
-        return self._name_difference(now)
+        return self._name_difference()
 
-    def _name_difference(self, now: dict[str, Any]) -> str:
+    def _name_difference(self) -> str:
         changed = {id(tensor) for tensor, then in zip(self._addressed, self._addresses) if tensor.data_ptr() != then}
         changed.update(id(tensor) for tensor, version in self._on_host if tensor._version != version)
-        pairs = [("", now, self._root_attributes), *zip(self._names, self._containers, self._copies)]
-        for name, container, copy in pairs:
+        for name, container, copy in zip(self._names, self._containers, self._copies):
             entries = _entries_of(copy)
             if isinstance(copy, set) or _entries_of(container).keys() != entries.keys():
                 if not _is_same(container, copy):
@@ -125,7 +123,7 @@ class Snapshot:
                     part = "" if key in ("_modules", *_WEIGHTS) else key
                     waiting.append((value, f"{name}.{part}".strip(".")))
 
-        look_into(self._root_attributes, "")
+        look_into(self._root, "")
         while waiting:
             value, name = waiting.popleft()
             if isinstance(value, nn.Module):

@@ -30,8 +30,8 @@ from .report import Report
 
 _PATCHED = "the method of a class was patched after accelerate"
 _NUMBERED = 'blocks have numbers in a cache, by which Torch traces each apart: scope="model" or graphs=True traces them'
-# The modules of a model that run by graphs. No value may refer to the model.
 _numbers = itertools.count()
+# The modules of a model that run by graphs. No value may refer to the model.
 _traced: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[nn.Module]]" = weakref.WeakKeyDictionary()
 
 
