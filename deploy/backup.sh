@@ -2,8 +2,8 @@
 # Copies a Hub while its servers run:  backup.sh ROOT TARGET
 #
 # TARGET is new. It has each commit that was acknowledged before the start, and maybe later ones. References are copied
-# before their targets: refs, then objects, then large files. Only `kernel-hub check` and `kernel-hub gc` remove large
-# files; they must not run meanwhile. Servers create the index, the secret and locks again, so these are not copied.
+# before their targets: refs, then objects, then large files. `kernel-hub check` and `kernel-hub gc`, which remove large
+# files, must not run meanwhile. Servers create the index, the secret and locks again, so these are not copied.
 set -eu
 
 [ $# = 2 ] && [ -d "$1/repositories" ] || { echo "usage: backup.sh ROOT TARGET, where ROOT is a Hub's" >&2; exit 2; }
@@ -51,4 +51,11 @@ for path in "$target"/repositories/*/*.git; do
     [ -d "$root/repositories/$name" ] || rm -rf "$path"        # deleted or renamed while it was copied
 done
 [ ! -d "$root/large" ] || copy "$root/large" "$target/"
+for path in "$target"/repositories/*/*.git; do
+    [ -d "$root/repositories/${path#"$target"/repositories/}" ] && continue
+    for marker in "$path"/large/*; do                          # deleted since, before its large files were copied
+        file=$(echo "${marker##*/}" | sed 's|^\(..\)\(..\)|\1/\2/&|')
+        [ ! -e "$marker" ] || [ -e "$target/large/$file" ] || { rm -rf "$path"; break; }
+    done
+done
 sync

@@ -82,12 +82,12 @@ class Verification:
     @property
     def ok(self) -> bool:
         """Whether no check of a variant failed."""
-        return all(verdict.ok for verdict in (*self.variants, *self.loads))
+        return all(verdict.ok for verdict in self.variants) and all(kernel.ok for kernel in self.loads)
 
     @property
     def is_verified(self) -> bool:
         """Whether each variant is verified: a package's own claims cannot replace a rebuild or a key."""
-        return all(verdict.is_verified for verdict in (*self.variants, *self.loads))
+        return all(of.is_verified for of in self.variants) and all(kernel.is_verified for kernel in self.loads)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as `--json` prints it."""

@@ -65,7 +65,7 @@ def ref_name(name: str) -> str:
 
 def new_branch(name: str) -> str:
     """Return the name of a branch if it is allowed, and no second name of a version: clients read v1_0 as 10."""
-    if re.fullmatch(r"v[0-9_+]+", ref_name(name)) and not re.fullmatch(r"v(0|[1-9][0-9]{0,8})", name):
+    if re.fullmatch(r"v[+-]?[0-9_]+", ref_name(name)) and not re.fullmatch(r"v(0|[1-9][0-9]{0,8})", name):
         raise bad_request(f"the branch {name[:100]!r} is read as a version by some clients; expected one like 'v1'")
     return name
 

@@ -69,7 +69,7 @@ def find_defects(hub: Hub, *, digests: bool = False, repair: bool = True, now: f
 
 
 def _damaged(hub: Hub, repair: bool) -> Iterator[Defect]:
-    for sha256, _ in list(hub.large_files):
+    for sha256 in list(hub.large_files):
         try:
             actual = file_digest(hub.large_files.path(sha256))
         except FileNotFoundError:

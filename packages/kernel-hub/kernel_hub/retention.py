@@ -23,7 +23,6 @@ from kernel_hub.refusals import Refusal
 from kernel_hub.repositories.reader import object_bytes
 from kernel_hub.storage.locks import repository_lock
 
-UPLOAD_SECONDS = 600.0  # between the storing of a large file and the record of its repository
 _GIT_SECONDS = 3600.0
 
 
@@ -74,7 +73,7 @@ def collect(hub: Hub, *, unused_seconds: float, dry_run: bool = False, now: floa
             with suppress(sqlite3.OperationalError):  # the disk is full; the next run tries again
                 hub.index.refresh(repo_id, measure=True)
     with suppress(Refusal):  # the store's lock is not free; the next run tries again
-        yield from _unowned_large_files(hub, referenced, released, now, dry_run)
+        yield from _unowned_large_files(hub, referenced, released, dry_run)
 
 
 def _release_uncommitted(
@@ -92,24 +91,21 @@ def _release_uncommitted(
     return unused
 
 
-def _unowned_large_files(
-    hub: Hub, referenced: set[str], released: Collection[Path], now: float, dry_run: bool
-) -> list[Freed]:
+def _unowned_large_files(hub: Hub, referenced: set[str], released: Collection[Path], dry_run: bool) -> list[Freed]:
     """Remove the large files that no repository owns or refers to. No upload can finish meanwhile.
 
     Args:
         hub: The Hub.
         referenced: The large files that commits point to.
-        released: Markers that do not count, since they would have been removed.
-        now: The current time.
+        released: Markers that were removed. An upload may have created one of them again.
         dry_run: Whether to remove nothing.
     """
     freed = []
     with hub.large_files.locked():
         markers = hub.repositories.root.glob("*/*.git/large/*")
-        wanted = referenced | {path.name for path in markers if path not in released}
-        for sha256, changed in list(hub.large_files):
-            if sha256 not in wanted and now - changed > UPLOAD_SECONDS:
+        wanted = referenced | {path.name for path in markers if not (dry_run and path in released)}
+        for sha256 in list(hub.large_files):
+            if sha256 not in wanted:
                 size = hub.large_files.size(sha256) or 0
                 if not dry_run:
                     hub.large_files.remove(sha256)

@@ -10,30 +10,18 @@ from pathlib import Path
 class RequestLimits:
     """Limits of one request. A request that exceeds one is refused, with the limit in the error."""
 
-    file_bytes: int = 50 << 30
-    """The largest file."""
-    small_file_bytes: int = 1 << 20
-    """Text files up to this size are kept in git. Other files are large files."""
-    inline_file_bytes: int = 512 << 20
-    """The largest file that a commit may carry in its own body."""
-    metadata_bytes: int = 1 << 20
-    """The largest `metadata.json`: every loader parses it."""
-    commit_bytes: int = 2 << 30
-    """The largest body of a commit."""
-    commit_changes: int = 25_000
-    """The most changes of a commit."""
-    pull_requests: int = 32
-    """The most pull requests in one repository by a token without write access."""
-    list_bytes: int = 1 << 20
-    """The largest body with a list of files or objects. Python's JSON parser stops all threads meanwhile."""
-    body_bytes: int = 128 << 10
-    """The largest body of any other request."""
-    bodies_bytes: int = 16 << 20
-    """The largest sum of one caller's other bodies in memory at the same time, or of all callers' without a token."""
-    body_seconds: float = 60.0
-    """The timeout of another body."""
-    idle_seconds: float = 30.0
-    """The longest time without data in a body."""
+    file_bytes: int = 50 << 30  # the largest file
+    small_file_bytes: int = 1 << 20  # the largest text file in git; other files are stored as large files
+    inline_file_bytes: int = 512 << 20  # the largest file that a commit may carry in its own body
+    metadata_bytes: int = 1 << 20  # the largest `metadata.json`: every loader parses it
+    commit_bytes: int = 2 << 30  # the largest body of a commit
+    commit_changes: int = 25_000  # the most changes of a commit
+    pull_requests: int = 32  # the most pull requests in one repository by a token without write access
+    list_bytes: int = 1 << 20  # the largest list of files or objects: Python's JSON parser stops all threads
+    body_bytes: int = 128 << 10  # the largest body of any other request
+    bodies_bytes: int = 16 << 20  # the largest sum of a caller's other bodies in memory, or of all anonymous callers'
+    body_seconds: float = 60.0  # the timeout of another body
+    idle_seconds: float = 30.0  # the longest time without data in a body
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ def test_limits_and_malformed_bodies_are_refused_with_reasons(hub: RunningHub) -
         assert answer.status_code == 400 and answer.json()["error"]
     below = requests.post(f"{hub.url}/api/kernels/{KERNEL}/branch/v1%2Ffix", json={}, headers=TOKEN)
     assert below.status_code == 409 and "refs/heads/v1" in below.json()["error"]
-    for name in ("v1_0", "v01", "v+1"):  # which clients take for the versions 10 and 1
+    for name in ("v1_0", "v01", "v+1", "v-0"):  # which clients take for the versions 10, 1 and 0
         answer = requests.post(f"{hub.url}/api/kernels/{KERNEL}/branch/{name}", json={}, headers=TOKEN)
         assert answer.status_code == 400 and "read as a version" in answer.json()["error"]
     nonsense = b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: nonsense\r\n\r\n"

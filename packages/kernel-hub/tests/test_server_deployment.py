@@ -247,9 +247,16 @@ def test_a_backup_beside_writers_is_restored(start_hub: Callable[..., RunningHub
                 subprocess.run([*where, "repack", "-adq"], check=False, capture_output=True)
                 subprocess.run([*where, "pack-refs", "--all"], check=False, capture_output=True)
 
+    def delete() -> None:
+        while not stop.is_set():
+            hub.api().create_repo("c/gone", repo_type="kernel")
+            commit(hub.api(), "c/gone", "x.so", os.urandom(1_200_000))
+            hub.api().delete_repo("c/gone", repo_type="kernel")
+
     for name in names:
         hub.api().create_repo(name, repo_type="kernel", private=name == "b/two")
-    workers = [threading.Thread(target=write, args=[name]) for name in names] + [threading.Thread(target=pack)]
+    workers = [threading.Thread(target=write, args=[name]) for name in names]
+    workers += [threading.Thread(target=work) for work in (pack, delete)]
     for worker in workers:
         worker.start()
     try:

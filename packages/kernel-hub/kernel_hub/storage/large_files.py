@@ -89,10 +89,9 @@ class LargeFiles:
         except FileNotFoundError:
             return None
 
-    def __iter__(self) -> Iterator[tuple[str, float]]:
-        """The digests of all stored files, and when each was stored, in seconds since 1970."""
-        for path in self._root.glob("*/*/*"):
-            yield path.name, path.stat().st_mtime
+    def __iter__(self) -> Iterator[str]:
+        """The digests of all stored files."""
+        return (path.name for path in self._root.glob("*/*/*"))
 
     def remove(self, sha256: str) -> None:
         """Delete a file."""
