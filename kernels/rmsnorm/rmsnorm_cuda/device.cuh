@@ -71,18 +71,23 @@ class Factors {
   Vector<T, kWidth> vector_;
 };
 
-// Returns the sum over a block of at most kWarps warps, a power of two. A kernel calls this once: it does not protect
-// `scratch`.
+// Returns the sum over a block of at most kWarps warps. A kernel calls this once: it does not protect `scratch`.
 template <int kWarps>
-__device__ __forceinline__ float sum_over_block(float value, float (&scratch)[kWarps]) {
+__device__ __forceinline__ float sum_over_block(float value, float4 (&scratch)[kWarps / 4]) {
   float sums[1] = {value};
   sum_over_lanes(sums, kWarp);
-  const unsigned lane = threadIdx.x % kWarps;
-  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = sums[0];
+  const int warps = blockDim.x / kWarp;
+  if (threadIdx.x % kWarp == 0) reinterpret_cast<float*>(scratch)[threadIdx.x / kWarp] = sums[0];
   __syncthreads();
-  sums[0] = lane < blockDim.x / kWarp ? scratch[lane] : 0.0f;
-  sum_over_lanes(sums, kWarps);
-  return sums[0];
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kWarps; i += 4) {
+    if (i >= warps) break;
+    const float4 four = scratch[i / 4];
+    sum += (four.x + (i + 1 < warps ? four.y : 0.0f)) +
+           ((i + 2 < warps ? four.z : 0.0f) + (i + 3 < warps ? four.w : 0.0f));
+  }
+  return sum;
 }
 
 // The place of a block in its cluster, and the number of the cluster in the grid.

@@ -260,8 +260,8 @@ __global__ void LAUNCH_BOUNDS(kForwardLaunches[kRow].threads, min_blocks(kForwar
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) squares[0] += sum_of_squares(x[i]);
   if constexpr (kBlock) {
-    __shared__ float scratch[kWarps];
-    squares[0] = sum_over_block(squares[0], scratch);
+    __shared__ float4 scratch[kWarps / 4];
+    squares[0] = sum_over_block<kWarps>(squares[0], scratch);
     if constexpr (kClusters) squares[0] = sum_over_cluster<kLaunch.blocks>(squares[0], cluster);
   } else {
     sum_over_lanes(squares, lanes);
@@ -276,7 +276,7 @@ __global__ void LAUNCH_BOUNDS(kForwardLaunches[kRow].threads, min_blocks(kForwar
 template <typename T, int kWidth, bool kAdd>
 __global__ void __launch_bounds__(kMaxBlockThreads)
     forward_general_kernel(const __grid_constant__ ForwardArguments arguments) {
-  __shared__ float scratch[kMaxBlockThreads / kWarp];
+  __shared__ float4 scratch[kMaxBlockThreads / kWarp / 4];
   const bool block = arguments.log2_lanes == kWholeBlock;
   const int lanes = block ? blockDim.x : 1 << arguments.log2_lanes;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(kMaxBlockThreads)
     }
   }
   if (block) {
-    squares = sum_over_block(squares, scratch);
+    squares = sum_over_block<kMaxBlockThreads / kWarp>(squares, scratch);
   } else {
     float sums[1] = {squares};
     sum_over_lanes(sums, lanes);
