@@ -10,6 +10,8 @@
 
 namespace decode_step {
 
+constexpr int64_t kLeastProducts = 160'000'000;  // of elements of queries and keys: about 0.06 ms
+
 // Whether so many blocks of up to 8 heads of 96 elements ask for more than the memory delivers: a sixth less then.
 inline bool is_too_much(const Attention& problem, int heads, int splits, int blocks, int slots) {
   return problem.elements > 64 && problem.elements < 128 && heads <= 8 && problem.mask == nullptr &&
@@ -19,6 +21,8 @@ inline bool is_too_much(const Attention& problem, int heads, int splits, int blo
 // `slots`: the number of blocks that run at once.
 inline bool is_for_torch(const Attention& problem, int slots) {
   if (kit::compiled_capability() != 90 || problem.mask != nullptr || problem.position != nullptr) return false;
+  // Shorter calls gain less on the device than Torch's operation takes on the host: 0.04 ms.
+  if (problem.batch * problem.query_heads * problem.tokens * problem.elements < kLeastProducts) return false;
   const int heads = problem.division.heads, splits = problem.division.splits;
   const int64_t caches = problem.batch * problem.key_heads, tokens = problem.tokens, all_tokens = caches * tokens;
   // Blocks of more than 8 heads compute longer than the memory takes; with 64 elements also those of many key heads.
@@ -33,11 +37,13 @@ inline bool is_for_torch(const Attention& problem, int slots) {
          ((filled > 70 && filled <= 92 && tokens >= 1200) || (filled > 105 && filled <= 190 && tokens >= 200));
 }
 
-// Of a layer with `tiles` blocks: between five and ten per SM some SMs are idle at the end.
+// Of a layer with `tiles` blocks: with five to eight per SM, some SMs are idle at the end. That takes longer than
+// cuBLAS with many rows, and with inputs that are no multiple of what a block reads at once.
 inline bool is_for_torch(const Linear& problem, int64_t tiles, int64_t sms) {
   return kit::compiled_capability() == 90 && problem.count == 1 && problem.activation == Activation::none &&
          problem.residual == nullptr && problem.type != Type::float32 && problem.inputs >= 3072 &&
-         problem.inputs <= 7680 && tiles > 5 * sms && tiles <= 10 * sms;
+         problem.inputs <= 7680 && tiles > 5 * sms && tiles <= 8 * sms &&
+         (problem.inputs % 256 != 0 || (problem.rows > 4 && tiles > 6 * sms));
 }
 
 }  // namespace decode_step

@@ -51,7 +51,8 @@ def test_heads(group, dtype):
             tensors = inputs(2, 2, group, tokens, elements, dtype)
             check(*tensors)
             check(*tensors, mask=padded(2, tokens), scale=0.3)
-    for sizes in [(1, 1, group, 3000, 256), (7, 1, group, 300, 64), (5, 32, group, 210, 96)]:  # splits, and by Torch
+    many = 24000 if DEVICE == "cuda" and group == 16 else 300  # Torch computes so many
+    for sizes in [(1, 1, group, 3000, 256), (7, 1, group, many, 64), (5, 32, group, 210, 96)]:
         check(*inputs(*sizes, dtype))
 
 

@@ -67,7 +67,9 @@ void launch(ForwardArguments& arguments, const Forward& problem, const DevicePro
   const int64_t bytes = problem.rows * problem.hidden * kBytes * (kAdd ? 4 : 2);
   const auto find = [&](ForwardLayout layout) {
     const Variants variants{layout, !kAdd && bytes >= kManyBytesPerSm * device.sms ? Reads::many : Reads::other};
-    return find_row(kForwardLaunches, {compiled_capability(), problem.type, variants, width});
+    return find_row(kForwardLaunches, {compiled_capability(), problem.type, variants, width}, [&](const auto& launch) {
+      return launch.blocks == 1 || width > kBlockWidth || bytes <= kClusterL2 * static_cast<int64_t>(device.l2_bytes);
+    });
   };
   int row = all_aligned ? find(arguments.fast ? ForwardLayout::fast : ForwardLayout::aligned) : -1;
   if (row < 0) row = find(ForwardLayout::general);

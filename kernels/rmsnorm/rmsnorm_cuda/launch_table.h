@@ -26,6 +26,10 @@ enum class ForwardLayout : unsigned {
 };
 enum class Reads : unsigned { many = 8, other = 16 };  // many: no residual, and a call of at least kManyBytesPerSm
 constexpr int64_t kManyBytesPerSm = 120 << 10;         // read and written
+constexpr int64_t kBlockWidth = 4096;                  // of the rows that one block can hold, in vectors
+// Such rows are shared by clusters in calls that move at most this many L2 caches: 2,048 rows of 32,768 bfloat16
+// elements take 4 % more time in clusters, 4,096 rows of 28,672 take 10 % more (H200).
+constexpr int64_t kClusterL2 = 2;
 
 struct ForwardLaunch : kit::LaunchKey<ForwardLaunch> {
   LAUNCH_FIELD(bool, row_per_block, true)  // else a block has several rows, each read by up to 32 lanes
@@ -68,11 +72,11 @@ constexpr ForwardLaunch kForwardLaunches[] = {
     kFast.for_variants(ForwardLayout::fast, Reads::many).for_widths(448, 1024).with_threads(256),
     kFast.for_widths(129, 1024).with_threads(512).with_vectors(2).with_held(2),
     // Longer rows are shared by clusters, whose blocks are small enough for several per SM: 100 to 512 rows of 32,768
-    // bfloat16 elements take 4 to 13 % less time (H200), 2,048 rows take 4 % more.
+    // bfloat16 elements take 4 to 13 % less time (H200). See kClusterL2.
     kClusters.for_dtypes(kit::kTwoByteDtypes).for_widths(3073, 8192).with_threads(256),
     kClusters.for_widths(3073, 16384).with_threads(512),
     // Few blocks fit on an SM. Prefetching ahead keeps the memory busy while they reduce their rows.
-    kFast.for_widths(1025, 4096).with_l2_multiple(1),
+    kFast.for_widths(1025, kBlockWidth).with_l2_multiple(1),
     // The general kernel loops over a row and holds nothing.
     kShortRows.for_variants(ForwardLayout::general).for_widths(0, 256).with_min_threads(1).with_vectors(1),
     ForwardLaunch().for_variants(ForwardLayout::general).for_widths(257, kit::kAnyWidth),
