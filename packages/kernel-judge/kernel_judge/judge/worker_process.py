@@ -258,8 +258,6 @@ class WorkerProcess(ExitStack):
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_GUARD_SECONDS)
         self._signal(signal.SIGKILL)
-        with suppress(ProcessLookupError):
-            self.process.kill()
         self.process.wait()
 
     def _death(self) -> str:
