@@ -99,12 +99,18 @@ def init(
         operator=operators[0] if operators else "relu",
         overwrite=overwrite,
     )
-    shown = shlex.quote(str(created))
     click.echo(f"Created {created}; its README.md describes the files, the benchmark and the publication. Next:")
-    click.echo(f"  kernel-builder build {shown}")
-    click.echo(f"  pytest {shlex.quote(str(created / 'tests'))}")
+    _list_commands(created)
     if missing := [name for name in ("torch", "pytest") if find_spec(name) is None]:
         click.echo(f"Tests and benchmarks need more distributions:\n  pip install {' '.join(missing)}")
+
+
+def _list_commands(directory: Path) -> None:
+    click.echo(f"  kernel-builder build {shlex.quote(str(directory))}")
+    if (directory / "tests").is_dir():
+        click.echo(f"  pytest {shlex.quote(str(directory / 'tests'))}")
+    if (directory / "benchmarks").is_dir():
+        click.echo(f"  kernel-builder benchmark {shlex.quote(str(directory))}")
 
 
 def _copy(source: Path, path: str | None, name: str | None, *, overwrite: bool) -> None:
@@ -117,7 +123,8 @@ def _copy(source: Path, path: str | None, name: str | None, *, overwrite: bool) 
     project = read_project(source)
     files = {name: (project.root / name).read_bytes() for name in published_files(project.root)}
     scaffold.write(files, Path(path), overwrite=overwrite)
-    click.echo(f"Copied {project.name} to {path}. Next:\n  kernel-builder build {shlex.quote(path)}")
+    click.echo(f"Copied {project.name} to {path}. Next:")
+    _list_commands(Path(path))
 
 
 def _create_from_source(
@@ -130,7 +137,8 @@ def _create_from_source(
     )
     directory = directory or Path(name)
     scaffold.write(written, directory, overwrite=overwrite)
-    click.echo(f"Created {directory} from {source}. Next:\n  kernel-builder build {shlex.quote(str(directory))}")
+    click.echo(f"Created {directory} from {source}. Next:")
+    _list_commands(directory)
 
 
 def _place(path: str | None, name: str | None) -> tuple[Path | None, str]:

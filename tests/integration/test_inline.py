@@ -102,6 +102,7 @@ def test_a_project_is_created_from_a_source(tmp_path: Path, monkeypatch: pytest.
     for arguments in (command.split(), ["build", "scale", "--variant", CUDA, "--capability", "9.0"]):
         done = invoke(*arguments)
         assert done.exit_code == 0, done.output
+        assert arguments[0] == "build" or "pytest scale/tests\n  kernel-builder benchmark scale" in done.output
     created = {path.relative_to("scale").as_posix() for path in Path("scale").rglob("*") if path.is_file()}
     for name in ("scale.cu", "README.md", "CARD.md", ".gitignore", "tests/test_scale.py", "benchmarks/benchmark.py"):
         assert name in created

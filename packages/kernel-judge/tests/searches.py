@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from kernel_builder import toml_file
 from kernel_judge.search import search_run
 from kernel_judge.search.limited_process import Limits
 from kernel_judge.search.run_log import LOG, Event, read_events
@@ -19,24 +20,8 @@ from kernel_judge.search.search_run import SearchResult
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
+TASK = toml_file.read(HERE / "small_tasks.toml")["hard_swish"]
 QUICK_JUDGE = (sys.executable, str(HERE / "quick_judge.py"))
-TASK = """import torch
-
-rows = 1024
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * torch.clamp(x + 3, 0, 6) / 6
-
-
-def get_inputs():
-    return [4 * torch.randn(rows, 1024)]
-
-
-def get_init_inputs():
-    return []
-"""
 
 
 def agent(kind: str, *arguments: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from judge_samples import CHEATS, HERE, HONEST, PROJECT_CANDIDATE, scale_project
+from judge_samples import CHEATS, HERE, HONEST, PROJECT_CANDIDATE, SMALL_TASKS, scale_project
 
 from kernel_builder.api import build_for_device
 from kernel_builder.cli import main
@@ -143,13 +143,10 @@ def test_the_first_line_names_the_peers_that_are_missing(tmp_path: Path, monkeyp
 
 
 def test_inputs_that_take_long_to_draw_are_few_in_a_timed_run(tmp_path: Path) -> None:
-    candidate = "import time, torch\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x): return 2 * x\n"
-    (tmp_path / "candidate.py").write_text(candidate)
-    draw = "def get_inputs():\n    time.sleep(0.05)\n    return [torch.randn(8, 8)]\n"
-    (tmp_path / "task.py").write_text(
-        f"{candidate.replace('ModelNew', 'Model')}\n{draw}\ndef get_init_inputs():\n    return []\n"
-    )
-    verdict = judge(JudgeRequest(tmp_path / "candidate.py", tmp_path / "task.py", "cpu", 4, 1, ("eager",)))
+    task, candidate = tmp_path / "task.py", tmp_path / "candidate.py"
+    task.write_text(SMALL_TASKS["slow_inputs"])
+    candidate.write_text(task.read_text().replace("Model(", "ModelNew("))
+    verdict = judge(JudgeRequest(candidate, task, "cpu", 4, 1, ("eager",)))
     assert verdict.is_right and verdict.cases[0]["calls"] <= 10, verdict
 
 

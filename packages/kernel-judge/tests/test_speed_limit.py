@@ -5,36 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from judge_samples import HERE
+from judge_samples import HERE, SMALL_TASKS
 
 from kernel_builder.api import clock
 from kernel_judge.judge.reference import Reference
 from kernel_judge.judge.speed_limit import Limit, measure_limit
 from kernel_judge.judge.speed_report import TimedShape, report_speed
 from kernel_tasks import read_task
-
-TIED = """import torch
-
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up = torch.nn.Linear(64, 64, bias=False)
-        self.down = torch.nn.Linear(64, 64, bias=False)
-        self.down.weight = self.up.weight
-
-    def forward(self, x, same):
-        return self.down(torch.relu(self.up(x)))
-
-
-def get_inputs():
-    x = torch.randn(32, 64)
-    return [x, x]
-
-
-def get_init_inputs():
-    return []
-"""
 
 
 def of(task: Path, dtype: str | None = None) -> Reference:
@@ -51,7 +28,7 @@ def test_bytes_and_operations_are_those_of_the_shapes(tmp_path: Path) -> None:
     softmax = of(HERE / "tasks" / "softmax.py", "bfloat16")
     assert softmax.moved(softmax.arguments(1)) == (2 * (48 * 256 + 256), 2 * 48 * 256)
     assert softmax.operations == 0
-    (tmp_path / "tied.py").write_text(TIED)
+    (tmp_path / "tied.py").write_text(SMALL_TASKS["tied"])
     tied = of(tmp_path / "tied.py")
     assert tied.moved(tied.arguments(1))[0] == 4 * (32 * 64 + 64 * 64), "equal storage is read once"
 

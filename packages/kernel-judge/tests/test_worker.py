@@ -37,25 +37,13 @@ def test_an_answer_that_never_ends_has_a_deadline(tmp_path: Path) -> None:
         assert failed.value.kind == "timeout" and time.monotonic() - started < 10
 
 
-# Refuses `unshare`, as Docker does by default, and becomes a program.
-WITHOUT_NAMESPACES = """import ctypes, os, struct, sys
-unshare = 272 if os.uname().machine == "x86_64" else 97
-lines = (0x20, 0, 0, 0), (0x15, 0, 1, unshare), (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000)
-code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
-libc = ctypes.CDLL(None)
-libc.prctl(38, 1, 0, 0, 0)
-assert libc.prctl(22, 2, struct.pack("HP", len(lines), ctypes.addressof(code))) == 0
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-
-
 @pytest.fixture(params=[LANDLOCK, PROCESS, BUBBLEWRAP, "docker"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A sandbox; Landlock also without namespaces."""
     if request.param == BUBBLEWRAP and sandbox.strongest() != BUBBLEWRAP:
         pytest.skip("bubblewrap is not installed, or may not be used")
     if request.param == "docker":
-        monkeypatch.setattr(sandbox, "prefix", lambda *_: [sys.executable, "-c", WITHOUT_NAMESPACES])
+        monkeypatch.setattr(sandbox, "prefix", lambda *_: [sys.executable, "-c", CANDIDATES["without-namespaces"]])
         return LANDLOCK
     return str(request.param)
 

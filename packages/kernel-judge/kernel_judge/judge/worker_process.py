@@ -44,7 +44,7 @@ from kernel_sandbox.confine import LARGEST_FILE
 
 _CPU_CLOCK = 2  # CPUCLOCK_SCHED of Linux: the rest of a clock's number is that of a process
 _LONGEST_ANSWER = 1 << 20
-_SEND_SECONDS, _GUARD_SECONDS = 60, 5
+_SEND_SECONDS, _GUARD_SECONDS = 60, 20
 _LONGEST_OUTPUT = 1500
 # Limits of the processes of one worker: half of the memory, and as much disk as a file of theirs may have.
 MOST_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
@@ -258,8 +258,6 @@ class WorkerProcess(ExitStack):
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_GUARD_SECONDS)
         self._signal(signal.SIGKILL)
-        with suppress(ProcessLookupError):
-            self.process.kill()
         self.process.wait()
 
     def _death(self) -> str:

@@ -15,6 +15,7 @@ import pytest
 from searches import agent, logged, marked_processes, quick_request, quoted, run_search, start_search
 
 from kernel_format.errors import ConfigError
+from kernel_format.files import remove_tree
 from kernel_judge.search.run_log import LOG, RunLog, read_events
 from kernel_judge.search.workspace import Workspace
 from kernel_sandbox.confine import landlock_version
@@ -76,6 +77,7 @@ def test_the_next_try_receives_the_failure(tmp_path: Path, kind: str, settings: 
     assert message in prompt
     assert "It wrote no candidate that can be copied: regular files, at most 10,000 files" in prompt
     assert marked_processes(request.run) == []
+    remove_tree(request.run)  # pytest cannot remove directories of any depth
 
 
 @pytest.mark.usefixtures("judge_calls")
