@@ -20,8 +20,8 @@ UNGATED = {
     *("LTX-2", "Bria", "LongCat-Image", "CogView 4", "Cosmos", "SkyReels 2"),
     *(VISION.keys() - {"aimv2_vision_model", "pixtral"}),
 }
-# The states of the first two are not contiguous, as patches of a convolution. Cohere's norms spell LayerNorm out.
-NO_NORM = {"aimv2_vision_model", "idefics3_vision", "cohere", "cohere2"}
+# The states of the first are not contiguous, as patches of a convolution. Cohere's norms spell LayerNorm out.
+NO_NORM = {"aimv2_vision_model", "cohere", "cohere2"}
 
 SLOW = {"Lumina 2", "Mochi"}  # 6 and 8 s of CPU time
 

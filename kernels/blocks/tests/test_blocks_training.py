@@ -89,10 +89,14 @@ class Head(nn.Module):
             return F.cross_entropy(logits.reshape(-1, 20).float(), target.repeat(1, 2).flatten() % 20)
         if self.kind == "used":
             return F.cross_entropy(rows, labels) + logits.square().mean()
+        if self.kind == "scalars":
+            scale, shift = self.linear.bias[:2].unbind()
+            loss = F.cross_entropy(self.linear(self.norm(x) * (1 + scale) + shift).flatten(0, 1).float(), labels)
+            return F.silu(loss) * scale + loss * torch.rsqrt(loss.square().mean(-1, keepdim=True) + 1)
         raise ValueError(self.kind)
 
 
-@pytest.mark.parametrize("kind", ["smoothed", "weighted", "each row", "shares", "folded", "used"])
+@pytest.mark.parametrize("kind", ["smoothed", "weighted", "each row", "shares", "folded", "used", "scalars"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_only_losses_that_the_kernel_computes_are_replaced(blocks, kind, dtype):
     model, x, target = Head(kind, dtype), torch.randn(2, 6, 16, dtype=dtype), torch.randint(40, (2, 6))
@@ -100,7 +104,7 @@ def test_only_losses_that_the_kernel_computes_are_replaced(blocks, kind, dtype):
     grads = torch.autograd.grad(expected, list(model.parameters()))
     report = blocks.accelerate(model, logits=False)
     actual = model(x, target)
-    assert ("Head", DOES) in report.replaced if kind == "smoothed" else ("Head", DOES) not in report.replaced
+    assert (("Head", DOES) in report.replaced) == (kind in ("smoothed", "scalars"))
     bound = 1e-5 if dtype == torch.float32 else 2e-2
     assert max(map(error, (actual, *torch.autograd.grad(actual, list(model.parameters()))), (expected, *grads))) < bound
 
@@ -126,10 +130,10 @@ def second_derivatives(model, x):
     return output, *first, *torch.autograd.grad(output.sum() + first[0].square().sum(), [x, *used])
 
 
-@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(("joined", "shape"), [(False, (2, 5, 16)), (True, (2, 5, 16)), (True, (16,))])
 @pytest.mark.parametrize("bias", [False, True])
-def test_derivatives_of_a_feed_forward_that_computes_its_product_again(blocks, bias, joined):
-    model, x = Gated(bias, joined), torch.randn(2, 5, 16, requires_grad=True)
+def test_derivatives_of_a_feed_forward_that_computes_its_product_again(blocks, bias, joined, shape):
+    model, x = Gated(bias, joined), torch.randn(shape, requires_grad=True)
     expected = second_derivatives(model, x)
     report = blocks.accelerate(model)
     assert max(map(error, second_derivatives(model, x), expected)) < 1e-5

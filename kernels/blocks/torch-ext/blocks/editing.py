@@ -159,9 +159,9 @@ def _returns_its_argument(node: Node) -> bool:
 
 
 def fits(node: Any, *dtypes: torch.dtype) -> bool:
-    """Return whether a value is a plain tensor that the kernels compute on, of one of the dtypes."""
+    """Return whether a value is a plain tensor that the kernels compute on: it has rows, of one of the dtypes."""
     x = value(node)
-    if not isinstance(node, Node) or not isinstance(x, Tensor) or type(x) not in _PLAIN:
+    if not isinstance(node, Node) or type(x) not in _PLAIN or not x.dim():
         return False
     return x.dtype in (dtypes or DTYPES) and x.device.type == DEVICE and x.layout == torch.strided
 

@@ -95,7 +95,7 @@ def recompute_gate(editor: Editor, node: Node) -> None:
     gated, weight, bias = (argument(node, index, name) for index, name in enumerate(("input", "weight", "bias")))
     # Autocast may give the layer another dtype than its operands have.
     is_gated = isinstance(gated, Node) and gated.target in GATES and len(gated.users) == 1
-    is_gated = is_gated and dtype_of(node) == dtype_of(gated)
+    is_gated = is_gated and dtype_of(node) == dtype_of(gated) and value(node).dim() > 1
     if not is_gated or not fits(weight, dtype_of(gated)) or not (bias is None or fits(bias, dtype_of(gated))):
         return
     if value(weight).requires_grad and editor.may_join([gated], node):
