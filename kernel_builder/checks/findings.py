@@ -49,7 +49,7 @@ class CheckedPackage:
 
     Attributes:
         variant: None if the directory's name is not a variant's.
-        metadata: None if `metadata.json` is missing or is not a JSON object.
+        metadata: None if `metadata.json` is missing or invalid.
         load_answers: Returns the answers of `load.start_loading` for all packages of the command; None before the load.
         project: The project that it was built from, if that is here.
     """
@@ -92,7 +92,7 @@ class CheckedPackage:
             NotApplicable: If there is none, which the check `layout` reports.
         """
         if self.metadata is None:
-            raise NotApplicable("metadata.json is missing or not a JSON object")
+            raise NotApplicable("metadata.json is missing, is not a JSON object, or has invalid `kernel-depends`")
         return self.metadata
 
     def in_project(self, finding: Finding) -> Finding:

@@ -31,7 +31,8 @@ _ORIGIN = {"version": re.compile(r"[\w.+!-]{1,80}"), "commit": re.compile(r"[0-9
 class PackageMetadata:
     """The content of `metadata.json`.
 
-    Packages of other tools are read as far as possible: missing keys and those of another type are None or empty.
+    Packages of other tools are read as far as possible: missing keys and those of another type are None or empty,
+    except `kernel-depends`, since the client runs the code of those kernels.
 
     Attributes:
         id: The module name and op namespace, unique by content.
@@ -62,7 +63,7 @@ class PackageMetadata:
         """Read a `metadata.json` of any tool.
 
         Raises:
-            ValueError: If it is not a JSON object.
+            ValueError: If it is not a JSON object, or has an unknown form of `kernel-depends`.
         """
         try:
             raw = json.loads(data)
@@ -77,7 +78,7 @@ class PackageMetadata:
             version=version if isinstance(version := raw.get("version"), int) else None,
             license=_text(raw.get("license")),
             python_depends=_texts(raw.get("python-depends")),
-            kernel_depends=tuple(entry for entry in _list(raw.get("kernel-depends")) if isinstance(entry, dict)),
+            kernel_depends=_dependencies(raw.get("kernel-depends")),
             kernels_minver=_text(raw.get("kernels-minver")),
             backend=_text(backend.get("type")),
             archs=_texts(backend.get("archs")),
@@ -89,7 +90,7 @@ class PackageMetadata:
 
     @classmethod
     def read(cls, package: Path) -> PackageMetadata | None:
-        """Read the metadata of the package in a directory; None if it has none that is a JSON object."""
+        """Read the metadata of the package in a directory; None if it has none that `from_json` reads."""
         if not (package / NAME).is_file():  # reading a pipe may never end
             return None
         try:
@@ -190,6 +191,19 @@ def _text(value: object) -> str | None:
 
 def _object(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _dependencies(value: object) -> tuple[Mapping[str, Any], ...]:
+    """Return the entries of `kernel-depends`. The client reads arrays as well: no entry may be left out."""
+    entries = [] if value is None else value
+    if not isinstance(entries, list):
+        raise ValueError("has a `kernel-depends` that is not a list")  # noqa: TRY004  # of the content
+    for entry in entries:
+        known = entry.items() if isinstance(entry, dict) else ()
+        types = {key: type(item) for key, item in known if item not in (None, "")}
+        if types not in ({"repo-id": str, "version": int}, {"repo-id": str, "revision": str}):
+            raise ValueError("has an entry of `kernel-depends` without a `repo-id` and one of `version` and `revision`")
+    return tuple(entries)
 
 
 def _list(value: object) -> list[Any]:

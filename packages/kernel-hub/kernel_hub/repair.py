@@ -115,13 +115,10 @@ def _check_repository(hub: Hub, repository: GitRepository, repair: bool, now: fl
                     lock.unlink()
                 defects.append(Defect(str(lock.relative_to(hub.root)), "a lock of a killed git process", repair))
     for sha256, large in {large.sha256: large for large in repository.owned.referenced()}.items():
-        where = f"{repository.repo_id}: large file {sha256}"
-        stored = hub.large_files.size(sha256)
+        # A pointer is no proof of an upload: the content may be private, and another repository's.
+        stored = hub.large_files.size(sha256) if sha256 in repository.owned else None
         if stored != large.size:
             state = "is missing" if stored is None else f"has {stored} bytes instead of {large.size}"
+            where = f"{repository.repo_id}: large file {sha256}"
             defects.append(Defect(where, f"{state}; publish the kernel again", False))
-        elif sha256 not in repository.owned:
-            if repair:
-                repository.owned.add([sha256])
-            defects.append(Defect(where, "was not recorded as the repository's own", repair))
     return defects

@@ -21,7 +21,7 @@ from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from raw_requests import TOKEN, commit, hub_command, target
 
 from kernel_format.errors import ConfigError
-from kernel_hub import tokens
+from kernel_hub import repair, tokens
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal
 from kernel_hub.settings import Settings
@@ -75,6 +75,20 @@ def test_tokens_and_private_repositories(start_hub: Callable[..., RunningHub], t
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize 1280000\n".encode()
     with pytest.raises(HfHubHTTPError, match="was not uploaded to theirs/copy"):
         commit(hub.api(other), "theirs/copy", "x", pointer)
+    version, digest, size = pointer.splitlines(keepends=True)  # which a merge of lines would join
+    commit(hub.api(other), "theirs/copy", "x", b"1\n" + digest + b"3\n")
+    proposed = commit(hub.api(other), "theirs/copy", "x", b"1\n" + digest + size, create_pr=True)
+    commit(hub.api(other), "theirs/copy", "x", version + digest + b"3\n")
+    merge = f"{hub.url}/api/kernels/theirs/copy/discussions/1/merge?commit={proposed.oid}"
+    assert requests.post(merge, headers={"Authorization": f"Bearer {other}"}).status_code == 409
+    git = pygit2.Repository(str(hub.root / "repositories/theirs/copy.git"))
+    files = git.TreeBuilder()
+    files.insert("x", git.create_blob(pointer), pygit2.enums.FileMode.BLOB)
+    author = pygit2.Signature("a", "a@b")
+    git.create_commit("refs/heads/pushed", author, author, "", files.write(), [])  # as the operator's `git push` does
+    defects = list(repair.find_defects(Hub(Settings(hub.root))))
+    assert [(item.where, item.repaired) for item in defects] == [(f"theirs/copy: large file {sha256}", False)]
+    assert requests.get(f"{hub.url}/kernels/theirs/copy/resolve/pushed/x").status_code == 404
 
     tokens.remove(file, "ci")
     with pytest.raises(HfHubHTTPError, match="401"):

@@ -101,9 +101,14 @@ def test_metadata_of_other_tools_is_read_as_far_as_possible() -> None:
         ("[]", "is not a JSON object"),
         ("3", "is not a JSON object"),
         ("[" * 100_000, "is nested too deeply"),
+        ('{"kernel-depends": {"o/k": 1}}', "not a list"),
+        ('{"kernel-depends": [["o/k", 1, null]]}', "an entry of `kernel-depends`"),  # which the client loads
+        ('{"kernel-depends": [{"repo-id": "o/k", "revision": ""}]}', "an entry of `kernel-depends`"),
+        ('{"kernel-depends": [{"repo-id": ["o/k"], "version": 1}]}', "an entry of `kernel-depends`"),
     ],
 )
-def test_metadata_that_is_not_a_json_object_is_refused(text: str, message: str) -> None:
+@pytest.mark.attack
+def test_metadata_that_cannot_be_understood_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PackageMetadata.from_json(text)
 

@@ -10,7 +10,7 @@ from pygit2.enums import FileMode
 
 from kernel_hub import names
 from kernel_hub.git.configuration import GitConfiguration
-from kernel_hub.git.objects import FileChange, PullRequest, peeled, retry_reading, write_commit
+from kernel_hub.git.objects import FileChange, PullRequest, peeled, retry_reading, tree_diff, write_commit
 from kernel_hub.git.owned_files import OwnedFiles
 from kernel_hub.git.refs import GitRefs
 from kernel_hub.git.tree_changes import changed_tree
@@ -150,14 +150,19 @@ class GitCommits:
             if self._git.descendant_of(request.head, tip):  # a fast-forward
                 self._refs.move(branch, request.head, tip)
                 return request.head
-            index = self._git.merge_commits(tip, request.head)
-            if index.conflicts is not None:
-                paths = sorted({side.path for conflict in index.conflicts for side in conflict if side is not None})
+            # By files: a merge of lines would make contents, such as LFS pointers, that no commit has checked.
+            start = self._git.merge_base(tip, request.head)
+            ours, theirs = (
+                {delta.new_file.path: str(delta.new_file.id) for delta in tree_diff(self._git, start, side).deltas}
+                for side in (tip, request.head)
+            )
+            paths = sorted(path for path in ours.keys() & theirs if ours[path] != theirs[path])
+            if paths:
                 raise conflict(
                     f"{', '.join(paths[:5])} changed on {request.base} as well: commit to refs/pr/{number} again"
                 )
-            deltas = index.diff_to_tree(peeled(self._git, tip, pygit2.Tree)).deltas
-            changes = [FileChange(d.new_file.path, str(d.new_file.id) if d.new_file.id else None) for d in deltas]
+            new = [(path, blob) for path, blob in theirs.items() if path not in ours]
+            changes = [FileChange(path, blob if int(blob, 16) else None) for path, blob in new]
             changed = changed_tree(self._git, tip, changes)  # which refuses names that differ in case only
             tree = str(changed.write())
             oid = write_commit(self._git, [tip, request.head], tree, f"Merge pull request {number}\n", author)

@@ -11,7 +11,7 @@ import pygit2
 from pygit2.enums import SortMode
 
 from kernel_hub import names
-from kernel_hub.git.objects import CommitInfo, TreeEntry, commit_info, peeled, retry_reading, tree_entry
+from kernel_hub.git.objects import CommitInfo, TreeEntry, commit_info, peeled, retry_reading, tree_diff, tree_entry
 from kernel_hub.refusals import no_entry, too_large
 
 _TREE_BYTES = 64 << 20  # of the folders that one request reads: 0.2 s
@@ -114,8 +114,7 @@ class GitRevisions:
         start: str | pygit2.Oid | None = changed.parents[0].id if changed.parents else None
         if since is not None:
             start = self._git.merge_base(since, commit)
-        before = None if start is None else peeled(self._git, start, pygit2.Tree)
-        diff = changed.tree.diff_to_tree(swap=True) if before is None else before.diff_to_tree(changed.tree)
+        diff = tree_diff(self._git, start, commit)
         listed = islice(diff.deltas, count)
         return [(delta.status_char(), delta.new_file.path or delta.old_file.path) for delta in listed], len(diff)
 

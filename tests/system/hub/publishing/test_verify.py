@@ -37,6 +37,10 @@ def test_a_file_changed_on_the_hub_is_found(hub: RunningHub, doubling: Path) -> 
     assert check(hub, f"{DOUBLING}@v1").ok
     changed = {f"build/{CUDA}/__init__.py": b"import os\n", "build/torch-cpu/metadata.json.sigstore": b"{}"}
     described = json.loads((doubling / "build/torch-cpu/metadata.json").read_bytes())
+    array = json.dumps({**described, "kernel-depends": [["org/other", 1, None]]}).encode()  # which the client loads
+    at = {"path_in_repo": "build/torch-cpu/metadata.json", "repo_id": DOUBLING, "repo_type": "kernel", "revision": "v1"}
+    hub.api().upload_file(path_or_fileobj=array, **at)
+    assert "kernel-depends" in check(hub, DOUBLING).variants[0].digest[0]
     described |= {"backend": "text", "provenance": {"kernel": {"commit": "--orphan=x"}, "kernel-builder": "\x1b[2J"}}
     changed["build/torch-cpu/metadata.json"] = json.dumps(described).encode()
     operations = [CommitOperationAdd(path, content) for path, content in changed.items()]
