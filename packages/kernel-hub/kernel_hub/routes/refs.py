@@ -8,7 +8,6 @@ from fastapi import APIRouter, Path
 from pydantic import Field
 
 from kernel_hub import names
-from kernel_hub.git.objects import Ref
 from kernel_hub.routes.parameters import Body, JsonRoute, RepoId, Revision, TheCaller, TheHub
 
 router = APIRouter(route_class=JsonRoute)
@@ -36,14 +35,11 @@ def list_refs(repo_id: RepoId, hub: TheHub, caller: TheCaller, include_prs: bool
     refs = list(hub.to_read(repo_id, caller).refs)
 
     def listed(prefix: str) -> list[dict[str, str]]:
-        return [_ref(ref) for ref in refs if ref.full.startswith(prefix)]
+        found = (ref for ref in refs if ref.full.startswith(prefix))
+        return [{"name": ref.name, "ref": ref.full, "targetCommit": ref.commit} for ref in found]
 
     answer = {"branches": listed("refs/heads/"), "tags": listed("refs/tags/"), "converts": []}
     return {**answer, "pullRequests": listed("refs/pr/")} if include_prs else answer
-
-
-def _ref(ref: Ref) -> dict[str, str]:
-    return {"name": ref.name, "ref": ref.full, "targetCommit": ref.commit}
 
 
 @router.post("/api/kernels/{organization}/{name}/branch/{revision}")
@@ -62,7 +58,7 @@ def create_branch(
 @router.delete("/api/kernels/{organization}/{name}/branch/{revision}")
 def delete_branch(repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
     """Delete a branch."""
-    hub.to_write(repo_id, caller).refs.delete_branch(revision)
+    hub.to_write(repo_id, caller).refs.delete("heads", revision)
     return {"success": True}
 
 
@@ -76,7 +72,7 @@ def create_tag(repo_id: RepoId, revision: Revision, body: NewTag, hub: TheHub, c
 @router.delete("/api/kernels/{organization}/{name}/tag/{revision}")
 def delete_tag(repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
     """Delete a tag."""
-    hub.to_write(repo_id, caller).refs.delete_tag(revision)
+    hub.to_write(repo_id, caller).refs.delete("tags", revision)
     return {"success": True}
 
 
