@@ -10,6 +10,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pygit2
@@ -28,6 +29,7 @@ from kernel_hub.storage.large_files import IncomingFile, LargeFiles
 from kernel_hub.tokens import AnyToken, Caller, TokenFile
 
 SIGNATURE_SECONDS = 3600
+UNREADABLE = (pygit2.GitError, KeyError, ValueError, OSError)  # errors of a damaged repository
 
 
 class Hub:
@@ -63,7 +65,7 @@ class Hub:
         """Read a repository for the index. An unreadable repository is not listed; `kernel-hub check` reports it."""
         try:
             return read_repository(self.repositories.open(repo_id), self.large_files, known)
-        except (Refusal, pygit2.GitError, KeyError, ValueError, OSError):
+        except (Refusal, *UNREADABLE):
             return None
 
     def check(self) -> None:
@@ -81,14 +83,10 @@ class Hub:
         if authorization is None:
             return Caller()
         scheme, _, sent = authorization.partition(" ")
-        token = None
-        if scheme.lower() == "bearer":
-            token = sent.strip()
-        elif scheme.lower() == "basic":
-            try:
+        token = sent.strip() if scheme.lower() == "bearer" else ""
+        if scheme.lower() == "basic":
+            with suppress(ValueError):
                 token = base64.b64decode(sent, validate=True).decode().partition(":")[2]
-            except ValueError:
-                raise wrong_token() from None
         if not token:  # requests with the header have threads that anonymous requests do not get
             raise wrong_token()
         return self.tokens.caller(token)

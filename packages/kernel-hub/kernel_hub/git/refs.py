@@ -46,10 +46,8 @@ class GitRefs:
     def __iter__(self) -> Iterator[Ref]:
         """Every branch, tag and pull request, sorted by full name."""
         for full in self.names():
-            prefix = next((p for p in ("refs/heads/", "refs/tags/") if full.startswith(p)), None)
-            name = full.removeprefix(prefix) if prefix else full
             if (commit := self.commit_of(full)) is not None:  # else just deleted
-                yield Ref(name, full, commit)
+                yield Ref(re.sub(r"^refs/(heads|tags)/", "", full), full, commit)
 
     def names(self) -> list[str]:
         """Return the full names of all refs, sorted."""
@@ -83,12 +81,9 @@ class GitRefs:
         is_id = names.COMMIT.fullmatch(revision)  # which no branch and no tag is named
         if is_id and isinstance(retry_reading(lambda: self._git.get(revision)), pygit2.Commit):
             return revision
-        if re.fullmatch(r"refs/(heads|tags|pr)/.+", revision):
-            candidates = [revision]
-        else:
-            candidates = [f"refs/heads/{revision}", f"refs/tags/{revision}"]
-        for full in candidates:
-            if (commit := self.commit_of(full)) is not None:
+        is_full = re.fullmatch(r"refs/(heads|tags|pr)/.+", revision)
+        for start in ("",) if is_full else ("refs/heads/", "refs/tags/"):
+            if (commit := self.commit_of(f"{start}{revision}")) is not None:
                 return commit
         raise no_revision(self._repo_id, revision)
 
@@ -114,7 +109,6 @@ class GitRefs:
                 raise conflict(f"Reference already exists: {self._repo_id} has a tag {name!r}")
             commit = self.resolve(revision)
             if message:
-                names.text("the tag's message", message)
                 # Written as an object, so that the ref is moved by `move` as all refs are.
                 text = (
                     f"object {commit}\ntype commit\ntag {name}\n"

@@ -142,22 +142,20 @@ def pull_request_page(
 ) -> Response:
     """Show one pull request: the changed files, and the command that merges it."""
     repository = hub.to_read(repo_id, caller)
-    return _changes_page(request, repository, pull_request=repository.commits.pull_request(number))
+    pull = repository.commits.pull_request(number)
+    base = None if pull.merged else repository.refs.resolve(pull.base)
+    return _changes_page(request, repository, pull.head, base, pull)
 
 
 def _changes_page(
-    request: Request, repository: GitRepository, commit: str = "", pull_request: PullRequest | None = None
+    request: Request, repository: GitRepository, commit: str, base: str | None = None, pull: PullRequest | None = None
 ) -> Response:
-    base = None
-    if pull_request is not None:
-        commit = pull_request.head
-        base = None if pull_request.merged else repository.refs.resolve(pull_request.base)
     changes, total = repository.revisions.changed_files(commit, base, count=SHOWN)
     return _page(
         request,
         "changes.html",
         repo_id=repository.repo_id,
-        pull_request=pull_request,
+        pull_request=pull,
         commit=repository.revisions.commits(commit, count=1)[0],
         changes=changes,
         more=total - SHOWN,

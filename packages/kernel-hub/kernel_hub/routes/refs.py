@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path
 from pydantic import Field
 
-from kernel_hub import names
 from kernel_hub.routes.parameters import Body, JsonRoute, RepoId, Revision, TheCaller, TheHub
 
 router = APIRouter(route_class=JsonRoute)
@@ -16,7 +15,7 @@ router = APIRouter(route_class=JsonRoute)
 class NewBranch(Body):
     """The body of `create_branch`."""
 
-    starting_point: Annotated[str | None, Field(alias="startingPoint")] = None
+    starting_point: Annotated[str | None, Field(alias="startingPoint", max_length=10_000)] = None
     empty_branch: Annotated[bool, Field(alias="emptyBranch")] = False
     overwrite: bool = False
 
@@ -48,8 +47,6 @@ def create_branch(
 ) -> dict[str, bool]:
     """Create a branch."""
     body = body or NewBranch()
-    if body.starting_point is not None:
-        names.text("startingPoint", body.starting_point)
     refs = hub.to_add(repo_id, caller).refs
     refs.create_branch(revision, body.starting_point, empty=body.empty_branch, overwrite=body.overwrite)
     return {"success": True}
