@@ -29,9 +29,8 @@ from kernel_hub.http.audit_log import audit_line, audit_logger
 from kernel_hub.http.metrics import Metrics
 from kernel_hub.http.receive import BodyLimits
 from kernel_hub.hub_service import Hub
-from kernel_hub.refusals import Refusal, answer, bad_request, busy, invalid
+from kernel_hub.refusals import Refusal, answer, bad_request, busy, invalid, no_route
 from kernel_hub.routes import ROUTERS, pages
-from kernel_hub.routes.absent import absent
 from kernel_hub.routes.git import PROCESSES
 from kernel_hub.routes.parameters import caller_of
 from kernel_hub.settings import Settings
@@ -102,7 +101,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 async def _refuse(request: Request, error: Exception) -> Response:
     if type(error) is HTTPException and error.status_code in {404, 405}:  # no route, or none for this method
-        error = absent(request.method, request.url.path)
+        error = no_route(request.method, request.url.path)
     if isinstance(error, Refusal):
         request.state.reason = error.message
         request.state.hidden = error.hidden

@@ -14,8 +14,7 @@ import click
 from kernel_format.errors import ConfigError, HubError, KernelBuilderError
 from kernel_hub import tokens
 from kernel_hub.hub_service import Hub
-from kernel_hub.repair import find_defects
-from kernel_hub.retention import collect
+from kernel_hub.maintenance import collect, find_defects
 from kernel_hub.serve import serve as run
 from kernel_hub.settings import Settings
 

@@ -10,6 +10,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pygit2
@@ -28,6 +29,7 @@ from kernel_hub.storage.large_files import IncomingFile, LargeFiles
 from kernel_hub.tokens import AnyToken, Caller, TokenFile
 
 SIGNATURE_SECONDS = 3600
+UNREADABLE = (pygit2.GitError, KeyError, ValueError, OSError)  # errors of a damaged repository
 
 
 class Hub:
@@ -63,7 +65,7 @@ class Hub:
         """Read a repository for the index. An unreadable repository is not listed; `kernel-hub check` reports it."""
         try:
             return read_repository(self.repositories.open(repo_id), self.large_files, known)
-        except (Refusal, pygit2.GitError, KeyError, ValueError, OSError):
+        except (Refusal, *UNREADABLE):
             return None
 
     def check(self) -> None:
@@ -81,20 +83,18 @@ class Hub:
         if authorization is None:
             return Caller()
         scheme, _, sent = authorization.partition(" ")
-        token = None
-        if scheme.lower() == "bearer":
-            token = sent.strip()
-        elif scheme.lower() == "basic":
-            try:
+        token = sent.strip() if scheme.lower() == "bearer" else ""
+        if scheme.lower() == "basic":
+            with suppress(ValueError):
                 token = base64.b64decode(sent, validate=True).decode().partition(":")[2]
-            except ValueError:
-                raise wrong_token() from None
         if not token:  # requests with the header have threads that anonymous requests do not get
             raise wrong_token()
         return self.tokens.caller(token)
 
+    # `to_…` raises a refusal if there is no such repository, or if the caller lacks the permission.
+
     def to_read(self, repo_id: str, caller: Caller) -> GitRepository:
-        """Open a repository that this caller may see, or raise a refusal if there is none."""
+        """Open a repository that this caller may see."""
         # Without a scope, the same work for a private repository as for a missing one, so that times are equal.
         if not caller.may_see(repo_id) and not self.index.is_public(repo_id):
             raise no_repository(repo_id, hidden=True)
@@ -104,54 +104,43 @@ class Hub:
         return repository
 
     def to_write(self, repo_id: str, caller: Caller) -> GitRepository:
-        """Open a repository that this caller may change, or raise a refusal if there is none, or the caller may not."""
+        """Open a repository that this caller may change."""
         repository = self.to_read(repo_id, caller)
         self.must_write(repo_id, caller)
         return repository
 
     def to_add(self, repo_id: str, caller: Caller) -> GitRepository:
-        """Open a repository that this caller may change, or raise a refusal, also if a small file exceeds the quota."""
+        """Open a repository that this caller may change, unless a small file would exceed the quota."""
         repository = self.to_write(repo_id, caller)
         self.allowances.check(BLOCK)
         return repository
 
     def to_propose(self, repo_id: str, caller: Caller) -> GitRepository:
-        """Open a repository for which this caller may open a pull request: any that a token lets it see.
-
-        Raises:
-            Refusal: If there is none, or the caller may not.
-        """
+        """Open a repository for which this caller may open a pull request: any that a token lets it see."""
         repository = self.to_read(repo_id, caller)
-        if self.settings.read_only:
-            raise Refusal(403, "this Hub is read-only", code="ReadOnly")
+        self._must_be_writable()
         if not caller.name:
             raise no_token(f"a pull request for {repo_id} needs a token: pass token=… or set HF_TOKEN")
         return repository
 
     def to_commit(self, repo_id: str, caller: Caller, revision: str, *, create_pr: bool) -> GitRepository:
-        """Open a repository in which this caller may make a commit: by a pull request, its own, or a token to write.
-
-        Raises:
-            Refusal: If there is none, or the caller may not.
-        """
-        if not create_pr and not caller.may_write(repo_id):
-            repository = self.to_propose(repo_id, caller) if revision.startswith("refs/pr/") else None
-            if repository is not None and repository.commits.opened_by(revision) == caller.name:
+        """Open a repository in which this caller may make a commit: by a pull request, its own, or a token to write."""
+        if create_pr:
+            return self.to_propose(repo_id, caller)
+        if revision.startswith("refs/pr/") and not caller.may_write(repo_id):
+            repository = self.to_propose(repo_id, caller)
+            if repository.commits.opened_by(revision) == caller.name:
                 return repository
-        return self.to_propose(repo_id, caller) if create_pr else self.to_write(repo_id, caller)
+        return self.to_write(repo_id, caller)
 
     def must_write(self, repo_id: str, caller: Caller) -> None:
         """Raise a refusal unless this caller may publish in the repository, which need not exist."""
-        if self.settings.read_only:
-            raise Refusal(403, "this Hub is read-only", code="ReadOnly")
+        self._must_be_writable()
         caller.must_write(repo_id)
 
-    def set_private(self, repo_id: str, caller: Caller, private: bool) -> None:
-        """Make a repository private or public. The index hides a private one first: it may not show its name."""
-        repository = self.to_write(repo_id, caller)
-        if private:
-            self.index.hide(repo_id)
-        repository.set_private(private)
+    def _must_be_writable(self) -> None:
+        if self.settings.read_only:
+            raise Refusal(403, "this Hub is read-only", code="ReadOnly")
 
     def keep(self, repository: GitRepository, incoming: Sequence[IncomingFile]) -> None:
         """Store sealed uploads as large files of a repository, durably, if it still exists."""

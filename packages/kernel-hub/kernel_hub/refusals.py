@@ -6,6 +6,7 @@ The clients choose the exception by the status and `X-Error-Code`, and show `X-E
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
@@ -13,6 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_OTHER_REPOSITORY = re.compile(r"/api/(models|datasets|spaces)/[^/]+/[^/]+")
+_OTHER_KIND = re.compile(r"/api/(models|datasets|spaces|buckets)(/|$)")
+_XET = re.compile(r"/api/kernels/[^/]+/[^/]+/xet-")
 
 
 class Refusal(HTTPException):
@@ -52,9 +56,12 @@ def answer(refusal: Refusal) -> Response:
     return JSONResponse(body, status_code=refusal.status_code, headers=headers)
 
 
-def bad_request(message: str) -> Refusal:
-    """Refuse a malformed request: a name, a path or a body."""
-    return Refusal(400, message, code="BadRequest")
+bad_request = partial(Refusal, 400, code="BadRequest")  # a malformed name, path or body
+forbidden = partial(Refusal, 403, code="Forbidden")  # a known caller lacks the permission
+conflict = partial(Refusal, 409, code="Conflict")  # the item exists, or conflicts with another
+too_large = partial(Refusal, 413, code="PayloadTooLarge")  # the request exceeds a limit of this Hub
+not_supported = partial(Refusal, 501, code="NotSupported")  # clients do not repeat a request after a 501
+busy = partial(Refusal, 503, code="Busy", headers={"Retry-After": "2"})  # clients retry
 
 
 def invalid(error: ValidationError | RequestValidationError) -> Refusal:
@@ -83,20 +90,10 @@ def wrong_token() -> Refusal:
     )
 
 
-def forbidden(message: str) -> Refusal:
-    """Refuse a known caller who lacks the permission."""
-    return Refusal(403, message, code="Forbidden")
-
-
 def no_repository(repo_id: str, *, hidden: bool = False) -> Refusal:
     """Report that there is no such repository, or, if it is hidden, none that the caller may see."""
     message = f"no kernel repository {repo_id!r}, or none that this token may see"
     return Refusal(404, message, code="RepoNotFound", hidden=hidden)
-
-
-def not_supported(message: str) -> Refusal:
-    """Refuse a request that only the public Hub supports. The clients do not repeat a request after a 501."""
-    return Refusal(501, message, code="NotSupported")
 
 
 def no_revision(repo_id: str, revision: str) -> Refusal:
@@ -111,11 +108,6 @@ def no_entry(path: str, commit: str) -> Refusal:
     )
 
 
-def conflict(message: str) -> Refusal:
-    """Refuse to create an item that exists or conflicts with another."""
-    return Refusal(409, message, code="Conflict")
-
-
 def moved_meanwhile(branch: str, head: str, expected: str) -> Refusal:
     """Refuse a commit whose parent is no longer the head of the branch."""
     return Refusal(
@@ -125,11 +117,15 @@ def moved_meanwhile(branch: str, head: str, expected: str) -> Refusal:
     )
 
 
-def too_large(message: str) -> Refusal:
-    """Refuse a request that exceeds a limit of this Hub."""
-    return Refusal(413, message, code="PayloadTooLarge")
-
-
-def busy(message: str) -> Refusal:
-    """Refuse a request for now; the clients retry."""
-    return Refusal(503, message, code="Busy", headers={"Retry-After": "2"})
+def no_route(method: str, path: str) -> Refusal:
+    """Refuse a request for which there is no route, such as those that only the public Hub has."""
+    kernels_only = "this Hub holds kernels only: pass repo_type='kernel'"
+    if _OTHER_REPOSITORY.match(path):  # with this code the clients report that the repository does not exist
+        return Refusal(404, kernels_only, code="RepoNotFound")
+    if _OTHER_KIND.match(path):
+        return not_supported(kernels_only)
+    if _XET.match(path):
+        return not_supported("this Hub does not support Xet: set HF_HUB_DISABLE_XET=1 to upload files above 512 MB")
+    if path.startswith("/api/"):
+        return not_supported(f"this Hub has no route {method} {path[:200]}; /openapi.json describes its routes")
+    return Refusal(404, f"no page {path[:200]}; / lists the kernels", code="NotFound")

@@ -152,10 +152,7 @@ class TokenFile:
     def user(self, proxy_token: str, user: str, groups: str) -> Caller:
         """Return the user whom a proxy has signed on, who reads the organizations of the user's groups.
 
-        Args:
-            proxy_token: The token of the proxy.
-            user: The user's name. Without one, the caller is anonymous.
-            groups: The names of the user's groups, separated by commas.
+        Without a user's name, the caller is anonymous. `groups` are separated by commas.
 
         Raises:
             Refusal: If this is no token of a proxy, or it has expired.

@@ -23,7 +23,7 @@ from starlette.types import Message
 
 from kernel_format.errors import HubError
 from kernel_format.files import locked
-from kernel_hub import repair, tokens
+from kernel_hub import maintenance, tokens
 from kernel_hub.app import create_app
 from kernel_hub.git.ignore import ignored
 from kernel_hub.hub_service import Hub
@@ -271,7 +271,7 @@ def test_the_index_is_rebuilt_at_the_start_and_by_check(start_hub: Callable[...,
     assert [item["sha"] for item in requests.get(f"{again.url}/api/kernels").json()] == [moved]
     moved = move()
     opened = Hub(Settings(hub.root))
-    assert not list(repair.find_defects(opened))
+    assert not list(maintenance.find_defects(opened))
     assert [item.commit for item in opened.index.page(None, count=9)] == [moved]
     again.kill()
     (hub.root / "index.sqlite").write_bytes(b"damaged" * 1000)

@@ -22,9 +22,8 @@ from raw_requests import TOKEN, commit, commit_body, hub_command, signed_address
 
 from kernel_builder.cli import main
 from kernel_format.errors import HubError
-from kernel_hub import repair
 from kernel_hub.hub_service import Hub
-from kernel_hub.retention import collect
+from kernel_hub.maintenance import Defect, collect, find_defects
 from kernel_hub.settings import Settings
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, write_kernel
@@ -59,7 +58,7 @@ def test_nothing_is_lost_beside_git_gc(hub: RunningHub) -> None:
 
     def repairs() -> None:
         while not stop.is_set():
-            assert not list(repair.find_defects(Hub(Settings(hub.root))))
+            assert not list(find_defects(Hub(Settings(hub.root))))
             list(collect(Hub(Settings(hub.root)), unused_seconds=0))
 
     jobs = [(commits, "a"), (commits, "b"), (packs, "pack-refs", "--all", "--prune"), (packs, "repack", "-adq")]
@@ -84,14 +83,14 @@ def test_check_repairs_traces_of_crashes_and_reports_damage(hub: RunningHub, tmp
     (hub.root / "incoming" / "half").write_bytes(b"half")
     (repository.parent / ".new-1").mkdir()
     (repository / "objects/tmp_object_git2_a1b2c3").write_bytes(b"half")
-    assert not list(repair.find_defects(Hub(Settings(hub.root))))  # too new: a server may be using them
+    assert not list(find_defects(Hub(Settings(hub.root))))  # too new: a server may be using them
     (repository / "refs/heads/v1.lock").touch()  # of a killed git process
     checked = Hub(Settings(hub.root))
-    defects = list(repair.find_defects(checked, now=time.time() + 3600))
+    defects = list(find_defects(checked, now=time.time() + 3600))
     assert sorted(item.where.rpartition("/")[2] for item in defects) == sorted(
         ["half", ".new-1", "tmp_object_git2_a1b2c3", "v1.lock"]
     )
-    assert not list(repair.find_defects(checked, now=time.time() + 3600))
+    assert not list(find_defects(checked, now=time.time() + 3600))
 
     table = next(path for path in (hub.root / "large").rglob("*") if path.is_file() and path.stat().st_size > 1000)
     with table.open("r+b") as file:
@@ -174,7 +173,7 @@ def test_every_change_on_a_full_disk_is_refused_with_the_reason(
             assert answer.status_code == 507, (url, answer.text)
         assert requests.get(api).ok and requests.get(f"{hub.url}/").ok and requests.get(f"{hub.url}/health").ok
     assert requests.get(f"{hub.url}/api/kernels").ok
-    assert not list(repair.find_defects(Hub(Settings(hub.root))))
+    assert not list(find_defects(Hub(Settings(hub.root))))
     hub.api().delete_repo("o/spare", repo_type="kernel")
     assert [item["id"] for item in requests.get(f"{hub.url}/api/kernels").json()] == [KERNEL]
     filled()
@@ -193,8 +192,8 @@ def stored(hub: RunningHub) -> set[str]:
     return {path.name for path in (hub.root / "large").rglob("*") if path.is_file()}
 
 
-def in_an_hour(root: Path) -> list[repair.Defect]:
-    return list(repair.find_defects(Hub(Settings(root)), now=time.time() + 3600))
+def in_an_hour(root: Path) -> list[Defect]:
+    return list(find_defects(Hub(Settings(root)), now=time.time() + 3600))
 
 
 def gc(hub: RunningHub, *options: str) -> dict[str, Any]:

@@ -8,6 +8,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from kernel_hub.refusals import busy
+from kernel_hub.storage.disk import sync_filesystem
+
+_SECONDS = 60.0
+# The last: `git repack -a -d` of another process drops objects that no ref reaches yet.
+_LOCKED = ("but expected", "File exists", "Unable to create", "reference already exists", "nonexistent object")
 # Repositories may belong to another user than the server's. Git retries for the given milliseconds if one of its own
 # lock files exists, and syncs refs before it reports success.
 _SETTINGS = (
@@ -60,7 +66,18 @@ def run_git(*arguments: str, seconds: float, lines: str = "") -> subprocess.Comp
     )
 
 
-def write_error(path: Path, message: str) -> OSError:
-    """Return the error for a failed write to a repository. Git does not report that the disk is full."""
-    is_full = shutil.disk_usage(path).free < 64 << 10
-    return OSError(errno.ENOSPC if is_full else errno.EIO, message.strip(), str(path))
+def change_repository(path: Path, *arguments: str, lines: str = "") -> None:
+    """Run git to change the refs or the configuration of a repository, durably. The caller holds the repository's lock.
+
+    Raises:
+        Refusal: If another process holds git's lock, or has changed the ref meanwhile.
+        OSError: If git cannot write. Git does not report that the disk is full.
+    """
+    done = run_git("-C", str(path), *arguments, seconds=_SECONDS, lines=lines)
+    message = done.stderr.strip()
+    if done.returncode and any(reason in message for reason in _LOCKED):
+        raise busy(f"{path.name} is locked or was changed by another process; try again: {message}")
+    if done.returncode:
+        is_full = shutil.disk_usage(path).free < 64 << 10
+        raise OSError(errno.ENOSPC if is_full else errno.EIO, message, str(path))
+    sync_filesystem(path)

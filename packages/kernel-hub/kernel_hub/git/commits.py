@@ -171,7 +171,7 @@ class GitCommits:
 
     def delete_pull_request(self, number: int) -> None:
         """Delete a pull request. Its number is not used again, so that it is not taken for another."""
-        self._refs.delete(f"refs/pr/{number}", f"refs/pr/{number}")
+        self._refs.delete("pr", str(number))
         with self._refs.locked():
             if self.opened_by(f"refs/pr/{number}") is not None:
                 self._configuration.set(_LAST, str(self._next_pull_request() - 1))

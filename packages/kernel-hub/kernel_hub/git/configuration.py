@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pygit2
 
-from kernel_hub.git.command import run_git, write_error
-from kernel_hub.storage.disk import sync_filesystem
-
-_SECONDS = 30.0
+from kernel_hub.git.command import change_repository
 
 
 class GitConfiguration:
@@ -28,22 +25,12 @@ class GitConfiguration:
         """Return the keys that begin with `start`."""
         return [entry.name for entry in self._git.config if entry.name.startswith(start)]
 
+    # Git replaces the file as a whole; libgit2 does not report all errors of a full disk.
+
     def set(self, key: str, value: str) -> None:
-        """Set a value, durably. The caller holds the repository's lock.
-
-        Git replaces the file as a whole; libgit2 does not report all errors of a full disk.
-
-        Raises:
-            OSError: If git cannot write the file.
-        """
-        self._change(key, value)
+        """Set a value, as `change_repository` does."""
+        change_repository(self._path, "config", "--file", "config", key, value)
 
     def remove(self, section: str) -> None:
-        """Remove a section with its values, durably. The caller holds the repository's lock."""
-        self._change("--remove-section", section)
-
-    def _change(self, *arguments: str) -> None:
-        done = run_git("config", "--file", str(self._path / "config"), *arguments, seconds=_SECONDS)
-        if done.returncode:
-            raise write_error(self._path, done.stderr)
-        sync_filesystem(self._path)
+        """Remove a section with its values, as `change_repository` does."""
+        change_repository(self._path, "config", "--file", "config", "--remove-section", section)

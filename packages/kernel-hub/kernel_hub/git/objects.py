@@ -56,13 +56,13 @@ class TreeEntry:
         return self.large.size if self.large else self.size
 
 
-def tree_entry(path: str, oid: pygit2.Oid, database: pygit2.Odb, *, is_folder: bool) -> TreeEntry:
+def tree_entry(path: str, item: pygit2.Object, database: pygit2.Odb) -> TreeEntry:
     """Describe a git object that a tree holds at a path. A blob is not read: the database knows its size."""
-    if is_folder:
-        return TreeEntry(path, str(oid), is_folder=True)
-    size = database.read_header(oid)[1]
-    large = read_pointer(database.read(oid)[1]) if size in _POINTER_SIZES else None
-    return TreeEntry(path, str(oid), is_folder=False, size=size, large=large)
+    if not isinstance(item, pygit2.Blob):
+        return TreeEntry(path, str(item.id), is_folder=True)
+    size = database.read_header(item.id)[1]
+    large = read_pointer(database.read(item.id)[1]) if size in _POINTER_SIZES else None
+    return TreeEntry(path, str(item.id), is_folder=False, size=size, large=large)
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,6 @@ class OwnedFiles:
                     pending.append(item)
                 elif item.id not in seen:
                     seen.add(item.id)
-                    if (large := tree_entry("", item.id, self._git.odb, is_folder=False).large) is not None:
+                    if (large := tree_entry("", item, self._git.odb).large) is not None:
                         yield large
             seen.add(tree.id)

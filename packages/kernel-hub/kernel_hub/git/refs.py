@@ -19,18 +19,15 @@ import pygit2
 from pygit2.enums import ObjectType
 
 from kernel_hub import names
-from kernel_hub.git.command import run_git, write_error
+from kernel_hub.git.command import change_repository
 from kernel_hub.git.new_objects import NewObjects
 from kernel_hub.git.objects import Ref, one_line, retry_reading, write_commit
-from kernel_hub.refusals import bad_request, busy, conflict, no_revision
+from kernel_hub.refusals import bad_request, conflict, no_revision
 from kernel_hub.storage.disk import BLOCK, sync_filesystem
 from kernel_hub.storage.locks import repository_lock
 
 Changing = Callable[[str], AbstractContextManager[None]]
 Grow = Callable[[str, int], None]
-_SECONDS = 60.0
-# The last: `git repack -a -d` of another process drops objects that no ref reaches yet.
-_LOCKED = ("but expected", "File exists", "Unable to create", "reference already exists", "nonexistent object")
 
 
 class GitRefs:
@@ -49,10 +46,8 @@ class GitRefs:
     def __iter__(self) -> Iterator[Ref]:
         """Every branch, tag and pull request, sorted by full name."""
         for full in self.names():
-            prefix = next((p for p in ("refs/heads/", "refs/tags/") if full.startswith(p)), None)
-            name = full.removeprefix(prefix) if prefix else full
             if (commit := self.commit_of(full)) is not None:  # else just deleted
-                yield Ref(name, full, commit)
+                yield Ref(re.sub(r"^refs/(heads|tags)/", "", full), full, commit)
 
     def names(self) -> list[str]:
         """Return the full names of all refs, sorted."""
@@ -86,12 +81,9 @@ class GitRefs:
         is_id = names.COMMIT.fullmatch(revision)  # which no branch and no tag is named
         if is_id and isinstance(retry_reading(lambda: self._git.get(revision)), pygit2.Commit):
             return revision
-        if re.fullmatch(r"refs/(heads|tags|pr)/.+", revision):
-            candidates = [revision]
-        else:
-            candidates = [f"refs/heads/{revision}", f"refs/tags/{revision}"]
-        for full in candidates:
-            if (commit := self.commit_of(full)) is not None:
+        is_full = re.fullmatch(r"refs/(heads|tags|pr)/.+", revision)
+        for start in ("",) if is_full else ("refs/heads/", "refs/tags/"):
+            if (commit := self.commit_of(f"{start}{revision}")) is not None:
                 return commit
         raise no_revision(self._repo_id, revision)
 
@@ -109,12 +101,6 @@ class GitRefs:
                 commit = self.resolve(start or "main")
             self.move(full, commit, old)
 
-    def delete_branch(self, name: str) -> None:
-        """Delete a branch other than `main`."""
-        if name == "main":
-            raise bad_request("the branch 'main' cannot be deleted")
-        self.delete(f"refs/heads/{names.ref_name(name)}", name)
-
     def create_tag(self, name: str, revision: str, message: str | None, author: str) -> None:
         """Tag a revision; with a message, by an annotated tag."""
         full = f"refs/tags/{names.ref_name(name)}"
@@ -123,7 +109,6 @@ class GitRefs:
                 raise conflict(f"Reference already exists: {self._repo_id} has a tag {name!r}")
             commit = self.resolve(revision)
             if message:
-                names.text("the tag's message", message)
                 # Written as an object, so that the ref is moved by `move` as all refs are.
                 text = (
                     f"object {commit}\ntype commit\ntag {name}\n"
@@ -132,16 +117,15 @@ class GitRefs:
                 commit = str(retry_reading(lambda: self._git.odb.write(ObjectType.TAG, text.encode())))
             self.move(full, commit, None)
 
-    def delete_tag(self, name: str) -> None:
-        """Delete a tag."""
-        self.delete(f"refs/tags/{names.ref_name(name)}", name)
-
-    def delete(self, full: str, name: str) -> None:
-        """Delete a ref, given its full name and its name in errors."""
+    def delete(self, kind: str, name: str) -> None:
+        """Delete a branch (heads) other than `main`, a tag (tags) or a pull request (pr)."""
+        full = f"refs/{kind}/{names.ref_name(name)}"
+        if full == "refs/heads/main":
+            raise bad_request("the branch 'main' cannot be deleted")
         with self.locked():
             if self.commit_of(full) is None:
-                raise no_revision(self._repo_id, name)
-            self._update(full, f"delete {full}\n")
+                raise no_revision(self._repo_id, full)
+            change_repository(self._path, "update-ref", "--stdin", lines=f"delete {full}\n")
 
     def move(self, full: str, oid: str, old: str | None) -> None:
         """Point a ref at an object, durably, and adopt new objects. The caller holds the lock.
@@ -160,15 +144,8 @@ class GitRefs:
             self._grow(BLOCK)
         self.new.adopt(self._grow)
         sync_filesystem(self._path)
-        self._update(full, f"create {full} {oid}\n" if old is None else f"update {full} {oid} {old}\n")
-
-    def _update(self, full: str, command: str) -> None:
-        done = run_git("-C", str(self._path), "update-ref", "--stdin", seconds=_SECONDS, lines=command)
-        if done.returncode and any(message in done.stderr for message in _LOCKED):
-            raise busy(f"{full} is locked or was changed by another process; try again: {done.stderr.strip()}")
-        if done.returncode:
-            raise write_error(self._path, done.stderr)
-        sync_filesystem(self._path)
+        command = f"create {full} {oid}\n" if old is None else f"update {full} {oid} {old}\n"
+        change_repository(self._path, "update-ref", "--stdin", lines=command)
 
     def _check_free(self, full: str) -> None:
         """Refuse a ref that would be a directory of another, or the same file where case does not count."""

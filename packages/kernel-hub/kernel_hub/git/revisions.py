@@ -39,7 +39,7 @@ class GitRevisions:
 
         def read() -> list[TreeEntry]:
             return [
-                tree_entry(path, item.id, self._git.odb, is_folder=isinstance(item, pygit2.Tree))
+                tree_entry(path, item, self._git.odb)
                 for path, item in islice(_walk(tree, prefix, recursive), skip, skip + count)
             ]
 
@@ -81,9 +81,7 @@ class GitRevisions:
         found = {}
         for path in set(paths):
             with suppress(KeyError):
-                item = reduce(child, path.split("/"), top)
-                is_folder = not isinstance(item, pygit2.Blob)
-                found[path] = tree_entry(path, item.id, self._git.odb, is_folder=is_folder)
+                found[path] = tree_entry(path, reduce(child, path.split("/"), top), self._git.odb)
         return found
 
     def read(self, entry: TreeEntry) -> bytes:

@@ -116,7 +116,6 @@ def changed_tree(git: pygit2.Repository, base: str, changes: Sequence[FileChange
             parent.added.add(name)
             continue
         folder = root.below(parents)
-        gone = None
         if folder is not None and change.is_folder:
             gone = folder.folders.get(name)
             if gone is not None and gone.has_files:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 from urllib.parse import unquote
 
 import anyio
@@ -116,18 +114,6 @@ def _check_head(scope: Scope) -> None:
         raise Refusal(400, f"a request has {one}", code="BadRequest", headers={"Connection": "close"})
     if not _HOST.fullmatch(headers.get("host", "")):
         raise bad_request("the header Host is not the name or the address of a host")
-
-
-def parse_json(data: bytes) -> Any:
-    """Parse JSON.
-
-    Raises:
-        ValueError: If it is not JSON, or nested more deeply than Python's parser goes.
-    """
-    try:
-        return json.loads(data)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
 
 
 async def blocks(request: Request, size: int = 256 << 10) -> AsyncIterator[bytes]:

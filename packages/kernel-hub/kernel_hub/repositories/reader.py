@@ -45,12 +45,11 @@ def read_repository(
         versions=" ".join(versions),
         card=card,
         summary=known.summary if known is not None and known.card == card else _summary(source),
-        bytes=stored_bytes(repository, large_files) if known is None else known.bytes,
+        bytes=_stored_bytes(repository, large_files) if known is None else known.bytes,
     )
 
 
-def stored_bytes(repository: GitRepository, large_files: LargeFiles) -> int:
-    """Return the space of a repository's files on the disk, and of the large files that were uploaded to it."""
+def _stored_bytes(repository: GitRepository, large_files: LargeFiles) -> int:
     large = [large_files.size(marker.name) or 0 for marker in repository.owned.markers.iterdir()]
     return sum(map(occupied, [*large, *_file_sizes(repository.path)]))
 

@@ -17,7 +17,7 @@ from kernel_hub.refusals import bad_request, conflict, no_repository
 from kernel_hub.repositories.index import RepositoryIndex
 from kernel_hub.storage.disk import private_directory, sync_filesystem
 from kernel_hub.storage.large_files import LargeFiles
-from kernel_hub.storage.locks import exclusive_lock, remove_repository_lock, repository_lock
+from kernel_hub.storage.locks import exclusive_lock, repository_lock
 
 _ROUTES = {"api", "health", "kernels", "login", "logout", "metrics", "openapi.json"}
 
@@ -97,7 +97,6 @@ class RepositoryStore:
             with repository_lock(path, repo_id), self._large_files.locked():
                 path.rename(trash)
                 sync_filesystem(path.parent)
-                remove_repository_lock(path)
                 owned = _large_files(trash)
                 for other in self if owned else ():
                     owned -= _large_files(self._path(other))
@@ -117,7 +116,6 @@ class RepositoryStore:
                 old.rename(new)
             sync_filesystem(new.parent)
             sync_filesystem(old.parent)
-            remove_repository_lock(old)
 
 
 def _large_files(repository: Path) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import os
 import re
 from contextlib import ExitStack
@@ -20,7 +21,7 @@ from kernel_hub.git.ignore import ignored
 from kernel_hub.git.objects import FileChange, LargeFile, read_pointer
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.http.commit_body import CommitBody
-from kernel_hub.http.receive import blocks, parse_json
+from kernel_hub.http.receive import blocks
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import bad_request, too_large
 from kernel_hub.repositories.allowances import Claim
@@ -194,11 +195,11 @@ def _described(header: dict[str, Any]) -> tuple[str, str, str | None]:
 
 def _operation(line: bytes) -> tuple[str, dict[str, Any]]:
     try:
-        item = parse_json(line)
+        item = json.loads(line)
         key, value = item["key"], item["value"]
         if isinstance(key, str) and isinstance(value, dict):
             return key, value
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise bad_request(f"not a line of a commit: {line[:80]!r}; expected {{'key': …, 'value': …}}")
 

@@ -22,7 +22,7 @@ from starlette.types import Message, Send
 
 from kernel_hub.git.command import git_command, git_environment
 from kernel_hub.hub_service import Hub
-from kernel_hub.refusals import Refusal, bad_request, forbidden, no_token, too_large
+from kernel_hub.refusals import Refusal, bad_request, forbidden, no_token, not_supported, too_large
 from kernel_hub.routes.parameters import RepoId, TheCaller, TheHub
 from kernel_hub.tokens import Caller
 
@@ -154,7 +154,7 @@ async def _run_git(request: Request, path: str, body: bytes, kind: str, *options
                 start_new_session=True,
             )
         except FileNotFoundError:
-            raise Refusal(501, "git is not installed on the Hub's machine", code="NotSupported") from None
+            raise not_supported("git is not installed on the Hub's machine") from None
         assert process.stdin is not None and process.stdout is not None
         try:
             with suppress(ProcessLookupError):

@@ -29,12 +29,9 @@ from kernel_format.variant import Noarch, StableAbi, TvmFfiAbi
 from kernel_hub import names
 from kernel_hub.git.objects import PullRequest, TreeEntry
 from kernel_hub.git.repository import GitRepository
-from kernel_hub.hub_service import Hub
-from kernel_hub.refusals import Refusal, no_token
+from kernel_hub.refusals import Refusal, no_route, no_token
 from kernel_hub.repositories.reader import find_card, version_branches
-from kernel_hub.routes.absent import absent
 from kernel_hub.routes.parameters import RepoId, TheCaller, TheHub, base_url, timestamp
-from kernel_hub.tokens import Caller
 
 router = APIRouter(include_in_schema=False)
 
@@ -58,12 +55,6 @@ _templates = Environment(
 )
 
 
-@router.get("/")
-def front_page(request: Request, hub: TheHub, caller: TheCaller, search: str = "", after: str = "") -> Response:
-    """List the kernels that the caller may see."""
-    return _list(request, hub, caller, search=search, after=after)
-
-
 @router.get("/login")
 def login(caller: TheCaller) -> Response:
     """Make the browser ask for a token, as the password of any user name."""
@@ -79,27 +70,23 @@ def logout() -> Response:
     raise no_token(message, challenge=_PASSWORD)
 
 
+@router.get("/")
 @router.get("/{organization}")
-def organization_page(
-    request: Request, organization: str, hub: TheHub, caller: TheCaller, search: str = "", after: str = ""
+def list_page(
+    request: Request, hub: TheHub, caller: TheCaller, organization: str = "", search: str = "", after: str = ""
 ) -> Response:
-    """List the kernels of an organization that the caller may see."""
+    """List the kernels that the caller may see: all, or those of an organization."""
     name = unquote(organization)
-    names.repo_id(name, "x")
-    if not hub.index.count(caller.seen(), name) and name not in caller.organizations():
-        raise absent(request.method, request.url.path)
-    return _list(request, hub, caller, search=search, after=after, organization=name)
-
-
-def _list(
-    request: Request, hub: Hub, caller: Caller, *, search: str, after: str, organization: str = ""
-) -> HTMLResponse:
-    kernels = hub.index.page(caller.seen(), search=search, organization=organization, after=after, count=PAGE + 1)
+    if name:
+        names.repo_id(name, "x")
+        if not hub.index.count(caller.seen(), name) and name not in caller.organizations():
+            raise no_route(request.method, request.url.path)
+    kernels = hub.index.page(caller.seen(), search=search, organization=name, after=after, count=PAGE + 1)
     return _page(
         request,
         "kernels.html",
         kernels=[(item, item.versions.split(), timestamp(item.changed)[:10]) for item in kernels[:PAGE]],
-        organization=organization,
+        organization=name,
         search=search,
         after=after,
         more=urlencode({"search": search, "after": kernels[PAGE - 1].repo_id}) if len(kernels) > PAGE else "",
@@ -155,22 +142,20 @@ def pull_request_page(
 ) -> Response:
     """Show one pull request: the changed files, and the command that merges it."""
     repository = hub.to_read(repo_id, caller)
-    return _changes_page(request, repository, pull_request=repository.commits.pull_request(number))
+    pull = repository.commits.pull_request(number)
+    base = None if pull.merged else repository.refs.resolve(pull.base)
+    return _changes_page(request, repository, pull.head, base, pull)
 
 
 def _changes_page(
-    request: Request, repository: GitRepository, commit: str = "", pull_request: PullRequest | None = None
+    request: Request, repository: GitRepository, commit: str, base: str | None = None, pull: PullRequest | None = None
 ) -> Response:
-    base = None
-    if pull_request is not None:
-        commit = pull_request.head
-        base = None if pull_request.merged else repository.refs.resolve(pull_request.base)
     changes, total = repository.revisions.changed_files(commit, base, count=SHOWN)
     return _page(
         request,
         "changes.html",
         repo_id=repository.repo_id,
-        pull_request=pull_request,
+        pull_request=pull,
         commit=repository.revisions.commits(commit, count=1)[0],
         changes=changes,
         more=total - SHOWN,

@@ -7,8 +7,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path
 from pydantic import Field
 
-from kernel_hub import names
-from kernel_hub.git.objects import Ref
 from kernel_hub.routes.parameters import Body, JsonRoute, RepoId, Revision, TheCaller, TheHub
 
 router = APIRouter(route_class=JsonRoute)
@@ -17,7 +15,7 @@ router = APIRouter(route_class=JsonRoute)
 class NewBranch(Body):
     """The body of `create_branch`."""
 
-    starting_point: Annotated[str | None, Field(alias="startingPoint")] = None
+    starting_point: Annotated[str | None, Field(alias="startingPoint", max_length=10_000)] = None
     empty_branch: Annotated[bool, Field(alias="emptyBranch")] = False
     overwrite: bool = False
 
@@ -36,14 +34,11 @@ def list_refs(repo_id: RepoId, hub: TheHub, caller: TheCaller, include_prs: bool
     refs = list(hub.to_read(repo_id, caller).refs)
 
     def listed(prefix: str) -> list[dict[str, str]]:
-        return [_ref(ref) for ref in refs if ref.full.startswith(prefix)]
+        found = (ref for ref in refs if ref.full.startswith(prefix))
+        return [{"name": ref.name, "ref": ref.full, "targetCommit": ref.commit} for ref in found]
 
     answer = {"branches": listed("refs/heads/"), "tags": listed("refs/tags/"), "converts": []}
     return {**answer, "pullRequests": listed("refs/pr/")} if include_prs else answer
-
-
-def _ref(ref: Ref) -> dict[str, str]:
-    return {"name": ref.name, "ref": ref.full, "targetCommit": ref.commit}
 
 
 @router.post("/api/kernels/{organization}/{name}/branch/{revision}")
@@ -52,8 +47,6 @@ def create_branch(
 ) -> dict[str, bool]:
     """Create a branch."""
     body = body or NewBranch()
-    if body.starting_point is not None:
-        names.text("startingPoint", body.starting_point)
     refs = hub.to_add(repo_id, caller).refs
     refs.create_branch(revision, body.starting_point, empty=body.empty_branch, overwrite=body.overwrite)
     return {"success": True}
@@ -62,7 +55,7 @@ def create_branch(
 @router.delete("/api/kernels/{organization}/{name}/branch/{revision}")
 def delete_branch(repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
     """Delete a branch."""
-    hub.to_write(repo_id, caller).refs.delete_branch(revision)
+    hub.to_write(repo_id, caller).refs.delete("heads", revision)
     return {"success": True}
 
 
@@ -76,7 +69,7 @@ def create_tag(repo_id: RepoId, revision: Revision, body: NewTag, hub: TheHub, c
 @router.delete("/api/kernels/{organization}/{name}/tag/{revision}")
 def delete_tag(repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
     """Delete a tag."""
-    hub.to_write(repo_id, caller).refs.delete_tag(revision)
+    hub.to_write(repo_id, caller).refs.delete("tags", revision)
     return {"success": True}
 
 

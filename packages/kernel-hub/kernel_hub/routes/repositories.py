@@ -105,7 +105,10 @@ def change_settings(repo_id: RepoId, body: RepositorySettings, hub: TheHub, call
     """Make a repository private or public."""
     if body.is_private is None:
         raise bad_request("expected 'private' or 'visibility'")
-    hub.set_private(repo_id, caller, body.is_private)
+    repository = hub.to_write(repo_id, caller)
+    if body.is_private:
+        hub.index.hide(repo_id)  # first: the index may not show the name of a private repository
+    repository.set_private(body.is_private)
     return {"private": body.is_private}
 
 

@@ -31,23 +31,19 @@ def repository_lock(path: Path, repo_id: str) -> Iterator[None]:
     """Hold the lock of the repository at `path`.
 
     The lock file is beside the repository. Inside, it would move when the repository is renamed or deleted, and a
-    waiting process would create the directory again.
+    waiting process would create the directory again. It is deleted if the repository is no longer at `path`.
 
     Raises:
         Refusal: If there is no such repository, or its lock is not free in time.
     """
     if not path.is_dir():
         raise no_repository(repo_id)
-    with exclusive_lock(_lock_file(path), repo_id):
-        if not path.is_dir():
-            raise no_repository(repo_id)
-        yield
-
-
-def remove_repository_lock(path: Path) -> None:
-    """Delete the lock file of a repository that no longer exists at `path`. The caller holds the lock."""
-    _lock_file(path).unlink(missing_ok=True)
-
-
-def _lock_file(path: Path) -> Path:
-    return path.with_name(f".lock-{path.name}")
+    lock = path.with_name(f".lock-{path.name}")
+    with exclusive_lock(lock, repo_id):
+        try:
+            if not path.is_dir():
+                raise no_repository(repo_id)
+            yield
+        finally:
+            if not path.is_dir():
+                lock.unlink(missing_ok=True)
