@@ -21,7 +21,7 @@ from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from raw_requests import TOKEN, commit, hub_command, target
 
 from kernel_format.errors import ConfigError
-from kernel_hub import repair, tokens
+from kernel_hub import maintenance, tokens
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal
 from kernel_hub.settings import Settings
@@ -86,7 +86,7 @@ def test_tokens_and_private_repositories(start_hub: Callable[..., RunningHub], t
     files.insert("x", git.create_blob(pointer), pygit2.enums.FileMode.BLOB)
     author = pygit2.Signature("a", "a@b")
     git.create_commit("refs/heads/pushed", author, author, "", files.write(), [])  # as the operator's `git push` does
-    defects = list(repair.find_defects(Hub(Settings(hub.root))))
+    defects = list(maintenance.find_defects(Hub(Settings(hub.root))))
     assert [(item.where, item.repaired) for item in defects] == [(f"theirs/copy: large file {sha256}", False)]
     assert requests.get(f"{hub.url}/kernels/theirs/copy/resolve/pushed/x").status_code == 404
 
