@@ -16,7 +16,8 @@ from kernel_builder.hub.verification import _checkout
 from kernel_builder.steps.provenance import GitState, git_state, provenance
 from kernel_format.errors import ConfigError, VerificationError
 from kernel_format.files import LFS_POINTER
-from tests.support.git import git
+from tests.support.files import write_files, write_program
+from tests.support.git import commit_all, git
 from tests.support.places import PROJECTS
 
 pytestmark = pytest.mark.attack
@@ -26,15 +27,10 @@ pytestmark = pytest.mark.attack
 def repository(tmp_path: Path) -> Path:
     """A repository whose commit has `kernel/a.cpp`, and `kernel/run.sh`, which is executable."""
     root = tmp_path / "repository"
-    (root / "kernel").mkdir(parents=True)
-    (root / "kernel/a.cpp").write_text("int a;\n")
-    (root / "kernel/build.toml").write_text("")
-    (root / "kernel/run.sh").write_text("#!/bin/sh\n")
-    (root / "kernel/run.sh").chmod(0o755)
+    write_files(root / "kernel", {"a.cpp": "int a;\n", "build.toml": ""})
+    write_program(root / "kernel/run.sh", "")
     (root / "kernel/link").symlink_to("a.cpp")
-    git(root, "init", "--quiet")
-    git(root, "add", ".")
-    git(root, "commit", "--quiet", "--message", "First")
+    commit_all(root)
     return root
 
 
@@ -81,8 +77,7 @@ def test_a_checkout_has_the_files_of_the_commit(
 ) -> None:
     """Filters and conversions do not change them."""
     (repository / ".gitattributes").write_text("*.cpp eol=crlf filter=evil ident\n")
-    git(repository, "add", ".gitattributes")
-    git(repository, "commit", "--quiet", "--message", "Attributes")
+    commit_all(repository, "Attributes")
     settings = tmp_path / "settings"
     settings.write_text(f'[filter "evil"]\n  smudge = touch {tmp_path}/ran; cat\n')
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
@@ -156,10 +151,8 @@ def test_the_environment_names_no_other_repository(
     commit = git(repository, "rev-parse", "HEAD")
     other = tmp_path / "other"
     other.mkdir()
-    git(other, "init", "--quiet")
     (other / "mine").write_text("")
-    git(other, "add", ".")
-    git(other, "commit", "--quiet", "--message", "Other")
+    commit_all(other)
     (repository / ".gitignore").write_text("private\n")
     (repository / "kernel/private").write_text("")
     values = {
@@ -186,9 +179,7 @@ def test_gitignore_limits_what_is_published_without_git(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_refused: bool
 ) -> None:
     kernel = repository / "kernel"
-    (kernel / ".gitignore").write_text("secret*\n/data/\n")
-    (kernel / "sub").mkdir()
-    (kernel / "sub/.gitignore").write_text("key.toml\n")
+    write_files(kernel, {".gitignore": "secret*\n/data/\n", "sub/.gitignore": "key.toml\n"})
     ignored = (
         "secret.txt",
         "secret.py",
@@ -198,9 +189,7 @@ def test_gitignore_limits_what_is_published_without_git(
         "venv/lib/x.py",
         "weights.bin",
     )
-    for name in (*ignored, "csrc/b.cu"):
-        (kernel / name).parent.mkdir(parents=True, exist_ok=True)
-        (kernel / name).write_text("x")
+    write_files(kernel, dict.fromkeys((*ignored, "csrc/b.cu"), "x"))
     if is_refused:  # as the repository of another user
         (repository / ".git/HEAD").write_text("?")
     else:
@@ -235,9 +224,7 @@ def linked(tmp_path: Path) -> Path:
     (project / "scale").rename(tmp_path / "shared")
     (tmp_path / "kernels" / "scale").symlink_to("../shared")
     (project / "scale").symlink_to("../scale")
-    git(tmp_path, "init", "--quiet")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "--quiet", "--message", "First")
+    commit_all(tmp_path)
     return tmp_path
 
 
@@ -249,8 +236,7 @@ def test_changes_are_seen_through_links(linked: Path) -> None:
         return provenance(read_project(project), ["scale/scale_cpu.cpp", *files])["kernel"]
 
     shutil.copytree(linked / "shared", linked / "other")
-    git(linked, "add", "other")
-    git(linked, "commit", "--quiet", "--message", "Second")
+    commit_all(linked, "Second")
     (linked / "unrelated").touch()
     committed = {"commit": git(linked, "rev-parse", "HEAD"), "dirty": False}
     assert recorded() == committed
@@ -271,15 +257,12 @@ def test_changes_are_seen_through_links(linked: Path) -> None:
 
 def test_files_of_a_submodule_are_compared_with_its_commit(linked: Path, tmp_path_factory: Any) -> None:
     library = tmp_path_factory.mktemp("library")
-    git(library, "init", "--quiet")
     (library / "rates.h").write_text("#define RATE 2\n")
-    git(library, "add", ".")
-    git(library, "commit", "--quiet", "--message", "First")
+    commit_all(library)
     project = linked / "kernels" / "stable-scale"
     git(linked, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(library), "third")
     (project / "third").symlink_to("../../third")
-    git(linked, "add", ".")
-    git(linked, "commit", "--quiet", "--message", "Second")
+    commit_all(linked, "Second")
 
     def is_dirty() -> Any:
         return provenance(read_project(project), ["third/rates.h"])["kernel"]["dirty"]

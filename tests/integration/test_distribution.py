@@ -17,7 +17,7 @@ import tomli
 from packaging.requirements import Requirement
 
 from kernel_builder.steps.ninja_run import find_ninja
-from tests.support.git import git
+from tests.support.git import commit_all, git
 from tests.support.places import CUDA, LIBRARIES, ROOT
 from tests.support.triton_store import require_triton
 from tests.unit.aot.test_declaration import project
@@ -63,9 +63,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copytree(source, target, symlinks=True, ignore=ignored)
         else:
             shutil.copyfile(source, target)
-    git(tree, "init", "--quiet")
-    git(tree, "add", ".")
-    git(tree, "commit", "--quiet", "--message", "first")
+    commit_all(tree)
     return tree
 
 

@@ -16,27 +16,24 @@ from kernel_builder.toolchain.index import configured_url
 from kernel_builder.version import first_line
 from kernel_judge.search.limited_process import guard
 from kernel_judge.search.local_judge import LocalJudge, judging_devices
+from tests.support.files import write_files, write_program
 
 pytestmark = pytest.mark.attack
 
 MODULES = ("pip", "kernel_builder", "kernel_judge", "runpy")
 # rustup's rustc runs the toolchain that a file in the current directory or above it names.
-PROXY = '#!/bin/sh\nwhile [ "$PWD" != / ]; do [ ! -x evil ] || exec ./evil; cd ..; done\n'
+PROXY = 'while [ "$PWD" != / ]; do [ ! -x evil ] || exec ./evil; cd ..; done'
 
 
 @pytest.fixture
 def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current directory is a hostile project below `tmp_path`; its programs and modules create this file."""
     file, project, tools = tmp_path / "ran", tmp_path / "project", tmp_path / "tools"
-    tools.mkdir()
-    for name in MODULES:
-        (project / name).mkdir(parents=True)
-        for module in ("__init__.py", "__main__.py"):
-            (project / name / module).write_text(f"open({str(file)!r}, 'a').write(__file__)\n")
-    texts = {project / name: f"#!/bin/sh\necho $0 >> {file}\n" for name in ("evil", "git", "nvidia-smi")}
-    for path, text in (texts | {tools / "rustc": PROXY}).items():
-        path.write_text(text)
-        path.chmod(0o755)
+    modules = [f"{name}/{module}.py" for name in MODULES for module in ("__init__", "__main__")]
+    write_files(project, dict.fromkeys(modules, f"open({str(file)!r}, 'a').write(__file__)\n"))
+    for name in ("evil", "git", "nvidia-smi"):
+        write_program(project / name, f"echo $0 >> {file}")
+    write_program(tools / "rustc", PROXY)
     for variable in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("PATH", f".::{tools}:{os.environ['PATH']}")

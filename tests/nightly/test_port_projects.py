@@ -28,6 +28,7 @@ from kernel_builder.port.extension_table import PortedExtension, table_name
 from kernel_builder.port.first_build_toml import Port, port
 from kernel_builder.port.setup_runs import MACHINES
 from kernel_builder.steps import confinement
+from tests.support.files import write_program
 
 pytestmark = pytest.mark.nightly
 
@@ -41,8 +42,7 @@ PROGRAM = Path(__file__).with_name("recorded_setup.py")
 SECONDS = 600
 COMPILERS = [prefix + name for prefix in ("", "x86_64-linux-gnu-") for name in ("c++", "g++", "cc", "gcc")]
 # Records its name, the extension and its arguments, each ended by a unit separator, and creates the output file.
-COMPILER = r"""#!/bin/sh
-case " $* " in
+COMPILER = r"""case " $* " in
 *" --version "* | *" -V "*) echo 'Cuda compilation tools, release 13.0, V13.0.88'; exit ;;
 *" -c "* | *" --c "*)
     printf '%s\037' "${0##*/}" "$RECORDED_EXTENSION" "$@" >>"$RECORDED_COMMANDS"
@@ -79,13 +79,9 @@ def recorded(script: Path, scratch: Path) -> list[Commands]:
     """Return the compile commands of a script on each machine."""
     checkout = next((path for path in script.parents if (path / ".git").exists()), script.parent)
     home = scratch / "cuda"
-    for directory, names in ((home / "bin", ["nvcc"]), (scratch / "bin", COMPILERS)):
-        directory.mkdir(parents=True)
-        for name in names:
-            (directory / name).write_text(COMPILER)
-            (directory / name).chmod(0o755)
-    (scratch / "bin/git").write_text(f"#!/bin/sh\necho {'0' * 40}\n")
-    (scratch / "bin/git").chmod(0o755)
+    for program in (home / "bin/nvcc", *(scratch / "bin" / name for name in COMPILERS)):
+        write_program(program, COMPILER)
+    write_program(scratch / "bin/git", f"echo {'0' * 40}")
     requests = []
     for number, machine in enumerate(MACHINES):
         root = scratch / f"machine{number}"

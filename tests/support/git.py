@@ -11,3 +11,9 @@ def git(repository: Path, *arguments: str, text: str = "") -> str:
     settings = ("user.name=me", "user.email=me@localhost", "init.defaultBranch=main", "commit.gpgsign=false")
     command = ["git", "-C", str(repository), *(word for setting in settings for word in ("-c", setting)), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True, input=text).stdout.strip()
+
+
+def commit_all(repository: Path, message: str = "First") -> None:
+    """Commit all files of a directory, which becomes a repository if it is none."""
+    for command in (("init", "--quiet"), ("add", "--all"), ("commit", "--quiet", "--message", message)):
+        git(repository, *command)

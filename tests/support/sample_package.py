@@ -11,6 +11,7 @@ from kernels_data import Digest, DigestAlgorithm
 
 from kernel_builder.checks import CHECKS, Finding, ProbeProcess, run_all
 from kernel_builder.config.variant import Variant, this_platform
+from tests.support.files import write_files
 from tests.support.places import SOURCES
 
 TORCH = Path(torch.__file__).parent
@@ -60,9 +61,7 @@ def assemble(
         "demo_kernel/__init__.py": "import sys\n",
         **(files or {}),
     }
-    for name, text in contents.items():
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / name).write_text(text)
+    write_files(directory, contents)
     if module:
         (directory / f"{identity(variant)}.abi3.so").write_bytes(module.read_bytes())
     digest = Digest.hash_variant(DigestAlgorithm.SHA256, directory)

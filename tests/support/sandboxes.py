@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kernel_sandbox.confine import BUBBLEWRAP, LANDLOCK
+from tests.support.files import write_program
 
 _REASONS = {
     BUBBLEWRAP: "bubblewrap is not installed, or may not be used",
@@ -16,11 +17,8 @@ _REASONS = {
 
 def hide_bubblewrap(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make this process and those that it starts find a bubblewrap that does not work, as in some containers."""
-    programs = directory / "without-bubblewrap"
-    programs.mkdir()
-    (programs / "bwrap").write_text("#!/bin/sh\nexit 1\n")
-    (programs / "bwrap").chmod(0o755)
-    monkeypatch.setenv("PATH", str(programs), prepend=":")
+    broken = write_program(directory / "without-bubblewrap" / "bwrap", "exit 1")
+    monkeypatch.setenv("PATH", str(broken.parent), prepend=":")
 
 
 def skip_unless(wanted: str | None, used: str | None) -> None:

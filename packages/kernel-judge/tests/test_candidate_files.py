@@ -11,6 +11,7 @@ from kernel_judge.judge.candidate import frozen, read_candidate
 from kernel_judge.judge.candidate_files import candidate_digest, copy_candidate
 from kernel_judge.search.workspace import Workspace
 from kernel_tasks import read_task
+from tests.support.files import write_files
 
 TASK = Path(__file__).parent / "tasks" / "softmax.py"
 SPARSE = 1 << 40  # bytes
@@ -19,13 +20,10 @@ pytestmark = pytest.mark.attack
 
 def test_what_tools_leave_behind_is_no_part_of_a_candidate(tmp_path: Path) -> None:
     project = tmp_path / "kernel"
-    (project / "torch-ext" / "own").mkdir(parents=True)
-    (project / "build.toml").write_text("[general]\n")
-    (project / "torch-ext" / "own" / "__init__.py").write_text("x = 1\n")
+    write_files(project, {"build.toml": "[general]\n", "torch-ext/own/__init__.py": "x = 1\n"})
     before = candidate_digest(project)
-    for left in ("build/variant/own.so", "torch-ext/own/__pycache__/x.pyc", ".venv/bin/python", ".pytest_cache/v"):
-        (project / left).parent.mkdir(parents=True, exist_ok=True)
-        (project / left).touch()
+    left = ("build/variant/own.so", "torch-ext/own/__pycache__/x.pyc", ".venv/bin/python", ".pytest_cache/v")
+    write_files(project, left)
     assert candidate_digest(project) == before
 
     copy_candidate(project, tmp_path / "copy")

@@ -20,19 +20,13 @@ from kernel_judge.judge.judgement import JudgeRequest, judge
 from kernel_judge.judge.verdict import Verdict
 from kernel_judge.leaderboard.result import texts_of_task
 from kernel_tasks import Task, read_task
+from tests.support.files import write_files as write
 
 TEXTS = toml_file.read(HERE / "task_formats.toml")
 DESTINATIONS, CPP = TEXTS["candidates"]["destinations"], TEXTS["candidates"]["cpp"]
 SUBMISSIONS = TEXTS["submissions"]
 # `expr` axes, a scalar, and destinations after the inputs.
 DEFINITION, WORKLOAD = json.loads((HERE / "halves.json").read_text()).values()
-
-
-def write(directory: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / name).write_text(text)
-    return directory
 
 
 def verdict(candidate: Path, task: Path, **options: Any) -> Verdict:

@@ -19,6 +19,7 @@ from kernel_builder.steps import compile_steps, files_read
 from kernel_builder.steps.graph import CompileStep
 from kernel_builder.steps.step_scripts import stage_compile
 from kernel_builder.toolchain import Toolchains, host_compiler
+from tests.support.files import write_program
 from tests.support.places import CUDA
 
 # Of the headers' functions, device code has one and host code the other; `-lineinfo` names the headers of both.
@@ -56,8 +57,7 @@ def with_headers_in(elsewhere: Path, host: HostCompiler, program: Path) -> None:
         for directory in searched
     ]
     options = shlex.join(["-nostdinc", *(word for place in places for word in ("-isystem", place))])
-    program.write_text(f'#!/bin/sh\nexec {host.path} {options} "$@"\n')
-    program.chmod(0o755)
+    write_program(program, f'exec {host.path} {options} "$@"')
 
 
 def test_headers_of_gxx_in_another_place(

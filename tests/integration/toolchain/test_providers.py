@@ -18,17 +18,11 @@ from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ToolchainError
 from tests.support.cli import invoke
+from tests.support.files import write_program as program
 
 from .index_server import NVCC
 
 Make = Callable[..., Toolchains]
-
-
-def program(path: Path, script: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return path
 
 
 @pytest.fixture

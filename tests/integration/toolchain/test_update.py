@@ -119,8 +119,7 @@ def test_a_damaged_wheel_is_named_and_the_next_run_succeeds(index: IndexServer, 
     else:
         start = whole.index(kept) + len(kept)  # of the member's content
         index.files[name] = whole[:start] + b"\xff" * 4 + whole[start + 4 :]
-    with pytest.raises(FetchError, match="the archive is damaged") as caught:
+    with pytest.raises(FetchError, match=f"^{name}: the archive is damaged"):
         resolve(Index(index.url), COMPONENTS, Silent())
-    assert caught.value.where == name
     index.files[name] = whole
     assert resolve(Index(index.url), COMPONENTS, Silent())

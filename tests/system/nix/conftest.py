@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from kernel_format.files import locked, write_atomically
-from tests.support.git import git
+from tests.support.git import commit_all, git
 from tests.support.optimization import without_optimization
 from tests.support.places import ROOT
 
@@ -85,12 +85,6 @@ class Nix:
         return json.loads(done.stdout)
 
 
-def committed(directory: Path) -> None:
-    """Make a directory a git repository with all its files in one commit."""
-    for command in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message", "test"]):
-        git(directory, *command)
-
-
 @pytest.fixture(scope="session")
 def nix(tmp_path_factory: pytest.TempPathFactory) -> Nix:
     if shutil.which("nix") is None:
@@ -150,9 +144,9 @@ def _make_flake(nix: Nix, copy: Path) -> None:
             shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
     declaration = copy / "kernels" / "geglu" / "build.toml"
     declaration.write_text(without_optimization(declaration.read_text()))
-    committed(copy)
+    commit_all(copy)
     nix.run(copy, "flake", "lock", "--override-input", "nixpkgs", f"path:{nixpkgs}")
-    committed(copy)
+    commit_all(copy)
     _add_wheels(nix, copy)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kernel_format.tree_digest import hash_tree
+from tests.support.files import write_files
 from tests.support.newest import NEWEST, full_abi
 from tests.support.places import CPU, CUDA, LIBRARIES, PROJECTS, ROOT
 from tests.support.running_hub import running_hub
@@ -56,10 +57,7 @@ def scale(kernel_flake: KernelFlake, tmp_path: Path) -> Path:
         "tests/conftest.py": TESTS_CONFIGURATION,
         "tests/test_scale.py": TESTS,
     }
-    for name, text in files.items():
-        (project / name).parent.mkdir(exist_ok=True)
-        (project / name).write_text(text)
-    return kernel_flake(project)
+    return kernel_flake(write_files(project, files))
 
 
 def built_by_the_command_line(flake: Path, project: Path, out: Path, *arguments: str) -> dict[str, str]:

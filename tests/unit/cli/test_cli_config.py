@@ -10,6 +10,7 @@ import pytest
 
 from kernel_builder.config.variant import this_platform
 from tests.support.cli import invoke
+from tests.support.files import write_files
 
 BUILD_TOML = Path(__file__).with_name("demo.toml").read_text()
 
@@ -21,11 +22,8 @@ def in_edition_6(added: str, text: str = BUILD_TOML) -> str:
 
 def project(directory: Path, text: str) -> Path:
     """Write a project without an edition into a new directory."""
-    for source in ("binding.cpp", "demo.cpp", "demo.cu", "torch-ext/demo_kernel/__init__.py"):
-        (directory / source).parent.mkdir(parents=True, exist_ok=True)
-        (directory / source).touch()
-    (directory / "build.toml").write_text(text)
-    return directory
+    write_files(directory, ("binding.cpp", "demo.cpp", "demo.cu", "torch-ext/demo_kernel/__init__.py"))
+    return write_files(directory, {"build.toml": text})
 
 
 @pytest.fixture

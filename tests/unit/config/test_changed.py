@@ -9,7 +9,7 @@ import pytest
 from kernel_builder import toml_file
 from kernel_builder.config.changed import touched
 from kernel_format.errors import ConfigError
-from tests.support.git import git
+from tests.support.git import commit_all, git
 from tests.support.python_project import write_project
 
 TOUCHED = toml_file.read(Path(__file__).with_name("touched.toml"))
@@ -23,8 +23,7 @@ def commit(repository: Path, name: str, text: str | None) -> str:
     else:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    git(repository, "add", "--all")
-    git(repository, "commit", "--quiet", "--message", f"change {name}")
+    commit_all(repository, f"change {name}")
     return git(repository, "rev-parse", "HEAD")
 
 
@@ -41,7 +40,6 @@ def repository(tmp_path: Path) -> Path:
     (root / "one/torch-ext/one/kit").symlink_to("../../../kit")
     (root / "two/build").mkdir()  # no link may lead in a circle
     (root / "two/again").symlink_to("../two")
-    git(root, "init", "--quiet")
     commit(root, "kit/kit.py", "")
     return root
 

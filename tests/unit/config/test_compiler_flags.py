@@ -19,9 +19,7 @@ REFUSED = toml_file.read(Path(__file__).with_name("refused_flags.toml"))
 
 
 def check(*, cxx: tuple[str, ...] = (), cuda: tuple[str, ...] = ()) -> None:
-    kernel = Kernel(
-        name="scale", backend=CUDA, depends=("torch",), src=("a.cu",), include=(), cxx_flags=cxx, cuda_flags=cuda
-    )
+    kernel = Kernel("scale", CUDA, depends=("torch",), src=("a.cu",), include=(), cxx_flags=cxx, cuda_flags=cuda)
     compiler_flags.check(Path("project"), "kernel.scale", "cxx-flags", kernel.cxx_flags)
     CUDA.check_flags(Path("project"), "kernel.scale", kernel)
 
@@ -65,18 +63,18 @@ def test_flags_of_nvcc_are_refused_with_a_reason(flags: str, reason: str) -> Non
             check(**{keys: tuple(flags.split())})
 
 
+TO_A_SHELL = r"^project/build.toml: \[kernel.scale\] cuda-flags: .*nvcc passes it to a shell"
 SHELL = ("$(touch ran)", "`touch ran`", "$HOME", "\\\\")
 
 
 @pytest.mark.parametrize("value", [*SHELL, "a;touch ran", "a b", "*", "<a", '"a"'])
 def test_flags_of_nvcc_mean_nothing_to_its_shell(value: str) -> None:
     for flags in (("-Xcompiler=-DA=" + value,), ("-Xcompiler", "-DA=" + value), ("--compiler-options", "-DA=" + value)):
-        with pytest.raises(ConfigError, match="nvcc passes it to a shell") as caught:
+        with pytest.raises(ConfigError, match=TO_A_SHELL):
             check(cuda=flags)
-        assert caught.value.where == "project/build.toml: [kernel.scale] cuda-flags"
     for flags in ((f"-DA={value}",), ("-D", f"A={value}")):
         if value in SHELL:
-            with pytest.raises(ConfigError, match="nvcc passes it to a shell"):
+            with pytest.raises(ConfigError, match=TO_A_SHELL):
                 check(cuda=flags)
         else:
             check(cuda=flags)
@@ -92,7 +90,6 @@ def test_flags_of_nvcc_mean_nothing_to_its_shell(value: str) -> None:
     ],
 )
 def test_a_flag_that_clang_has_nothing_like(flags: tuple[str, ...], hint: str) -> None:
-    with pytest.raises(ConfigError, match="clang, which compiles the variants of CUDA 12, has nothing like") as caught:
-        of_clang(flags, "build.toml: [kernel.a] cuda-flags")
-    assert caught.value.where == "build.toml: [kernel.a] cuda-flags"
+    with pytest.raises(ConfigError, match=r"^place: .*clang, .* of CUDA 12, has nothing like") as caught:
+        of_clang(flags, "place")
     assert hint in (caught.value.hint or "")

@@ -47,10 +47,6 @@ def with_torch(project: Project, **changes: object) -> Project:
     return replace(project, framework=replace(project.framework, **changes))  # type: ignore[arg-type]
 
 
-def with_cuda(project: Project, **settings: Release) -> Project:
-    return replace(project, backend_settings={CUDA: settings})
-
-
 def test_a_stable_abi_project_offers_one_variant_for_each_cuda_major(stable: Project) -> None:
     assert names(stable) == {"torch-stable-abi210-cpu", "torch-stable-abi210-cu126", "torch-stable-abi210-cu130"}
     assert names(read_project(PROJECTS / "python-only")) == {"torch-cpu", "torch-cuda"}
@@ -92,7 +88,7 @@ def test_the_whole_matrix_serves_old_clients_from_stable_binaries(stable: Projec
 
 
 def test_a_range_with_nothing_left_does_not_refuse_the_other_backends(full: Project) -> None:
-    without = with_cuda(full, minver=Release(14, 0))
+    without = replace(full, backend_settings={CUDA: {"minver": Release(14, 0)}})
     assert names(without) == {short(BEFORE, "cpu"), short(NEWEST, "cpu")}
     assert list(offered.empty_backends(without)) == [CUDA]
     assert (

@@ -14,6 +14,7 @@ from kernel_builder.config.variant import Release
 from kernel_builder.hub import card, project_sources
 from kernel_format.errors import ConfigError
 from tests.support.cli import invoke
+from tests.support.files import write_files
 from tests.support.git import git
 
 MINIMAL = Path(__file__).with_name("minimal.toml").read_text()
@@ -23,8 +24,7 @@ MISTAKES = toml_file.read(Path(__file__).with_name("mistakes.toml"))["mistake"]
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A project with all files that the tests' texts name, at a path with a space and an umlaut."""
-    home = tmp_path / "my ünusual project"
-    for name in (
+    names = (
         "relu.cpp",
         "relu.cu",
         "inc/relu.h",
@@ -36,11 +36,8 @@ def home(tmp_path: Path) -> Path:
         "torch-ext/my_relu/__pycache__/__init__.cpython-311.pyc",
         "torch-ext/my_relu/__pycache__/stale.py",
         "torch-ext/my_relu/.hidden.py",
-    ):
-        (home / name).parent.mkdir(parents=True, exist_ok=True)
-        (home / name).touch()
-    (home / "build.toml").write_text(MINIMAL)
-    return home
+    )
+    return write_files(tmp_path / "my ünusual project", dict.fromkeys(names, "") | {"build.toml": MINIMAL})
 
 
 def mistake(home: Path, text: str | None = None) -> ConfigError:
@@ -127,7 +124,6 @@ def test_a_symbolic_link_out_of_the_project_is_refused(home: Path, tmp_path: Pat
 
 
 def test_a_source_that_git_excludes_is_named_before_publication(home: Path) -> None:
-    (home / "build.toml").write_text(MINIMAL)
     project = read_project(home)
     project_sources.check_complete(project, project_sources.published_files(home))
     git(home, "init", "--quiet")
@@ -138,7 +134,6 @@ def test_a_source_that_git_excludes_is_named_before_publication(home: Path) -> N
 
 def test_no_link_publishes_what_git_keeps_or_is_outside(home: Path, tmp_path: Path) -> None:
     """A checkout's `.git/config` may hold a token, and would be in the package, on `main` and in the card."""
-    (home / "build.toml").write_text(MINIMAL)
     project = read_project(home)
     (home / ".git").mkdir()
     secrets = [home / ".git" / "config", tmp_path / "outside"]
@@ -180,9 +175,7 @@ def test_links_into_the_git_repository_of_the_project_are_followed(home: Path, t
 
 @pytest.mark.parametrize("name", ["_ops.py", "metadata.json", "my_relu/ops.py"])
 def test_names_that_the_builder_uses_are_reserved(home: Path, name: str) -> None:
-    file = home / "torch-ext/my_relu" / name
-    file.parent.mkdir(exist_ok=True)
-    file.touch()
+    write_files(home / "torch-ext/my_relu", [name])
     error = mistake(home, MINIMAL.replace("[torch]", '[torch]\npyext = ["py", "json", "pyc"]'))
     assert error.where == str(home / "torch-ext/my_relu" / name.partition("/")[0])
 
@@ -192,7 +185,6 @@ def test_names_that_the_builder_uses_are_reserved(home: Path, name: str) -> None
     ("command", "link"), [("build", "build"), ("wheel", "dist"), ("sign", "build"), ("sign", "build/torch-cpu")]
 )
 def test_no_command_writes_through_a_link_of_the_project(home: Path, tmp_path: Path, command: str, link: str) -> None:
-    (home / "build.toml").write_text(MINIMAL)
     (tmp_path / "other").mkdir()
     (home / link).parent.mkdir(exist_ok=True)
     (home / link).symlink_to(tmp_path / "other")

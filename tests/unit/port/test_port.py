@@ -19,6 +19,7 @@ from kernel_builder.steps import confinement
 from kernel_sandbox.confine import BUBBLEWRAP
 from tests.support import public_parser
 from tests.support.cli import invoke
+from tests.support.files import write_files
 from tests.support.sandboxes import skip_unless
 
 SETUPS = toml_file.read(Path(__file__).with_name("setups.toml"))
@@ -27,14 +28,14 @@ SETUP, DECISIONS, HEAD, STRANGE, BINDING = (SETUPS[key] for key in ("whole", "de
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    directory = tmp_path / "project"
-    (directory / "csrc/cuda").mkdir(parents=True)
-    (directory / "setup.py").write_text(SETUP)
-    (directory / "csrc/fused.cpp").write_text(BINDING)
-    (directory / "csrc/fused.h").write_text('#pragma once\n#include "cuda/launch.h"\n#include <vector>\n')
-    (directory / "csrc/cuda/launch.h").write_text("#pragma once\n")
-    (directory / "csrc/cuda/fused_cuda.cu").write_text('#include "../fused.h"\n')
-    return directory
+    files = {
+        "setup.py": SETUP,
+        "csrc/fused.cpp": BINDING,
+        "csrc/fused.h": '#pragma once\n#include "cuda/launch.h"\n#include <vector>\n',
+        "csrc/cuda/launch.h": "#pragma once\n",
+        "csrc/cuda/fused_cuda.cu": '#include "../fused.h"\n',
+    }
+    return write_files(tmp_path / "project", files)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -157,8 +158,7 @@ def test_the_script_sees_no_other_files(tmp_path: Path, monkeypatch: pytest.Monk
     secret = tmp_path / "secret"
     secret.write_text("token")
     monkeypatch.setenv("HF_TOKEN", "token")
-    (tmp_path / "project").mkdir()
-    (tmp_path / "project/setup.py").write_text(f"{HEAD}print(environ['HF_TOKEN'])\n")
+    write_files(tmp_path, {"project/setup.py": f"{HEAD}print(environ['HF_TOKEN'])\n"})
     assert "KeyError: 'HF_TOKEN'" in port(tmp_path / "project").output
     (tmp_path / "project/setup.py").write_text(f"open({str(secret)!r})\n")
     assert re.search(r"line 1: (FileNotFound|Permission)Error", port(tmp_path / "project").output)
@@ -166,9 +166,8 @@ def test_the_script_sees_no_other_files(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_pyproject_completes_it(tmp_path: Path) -> None:
     call = "from torch.utils import cpp_extension\ncpp_extension.CppExtension(name='a._C', sources=['a.cpp'])\n"
-    (tmp_path / "setup.py").write_text(call)
-    (tmp_path / "a.cpp").write_text("")
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "small-ops"\nlicense = "MIT"\n')
+    about = '[project]\nname = "small-ops"\nlicense = "MIT"\n'
+    write_files(tmp_path, {"setup.py": call, "a.cpp": "", "pyproject.toml": about})
     assert port(tmp_path / "setup.py").exit_code == 0
     read = read_project(tmp_path)
     assert (read.name, read.license, [backend.name for backend in read.backends]) == ("small-ops", "mit", ["cpu"])
@@ -177,9 +176,7 @@ def test_pyproject_completes_it(tmp_path: Path) -> None:
 
 def ported_kernel(directory: Path, lines: str) -> dict[str, Any]:
     """Return the CUDA kernel of a script with these lines."""
-    for name in ("a.cu", "b80.cu", "b90.cu", "listed/c.cu", "walked/d.cu", "walked/e.h"):
-        (directory / name).parent.mkdir(exist_ok=True)
-        (directory / name).touch()
+    write_files(directory, ("a.cu", "b80.cu", "b90.cu", "listed/c.cu", "walked/d.cu", "walked/e.h"))
     call = "kind('a', sources, extra_compile_args={'nvcc': flags})"
     (directory / "setup.py").write_text(
         f"{HEAD}kind, sources, flags = CE, ['a.cu'], []\n{lines}setup(ext_modules=[{call}])\n"
@@ -238,8 +235,7 @@ def test_no_argument_is_lost(tmp_path: Path) -> None:
     (tmp_path / "setup.py").write_text(f"{HEAD}here = os.path.dirname(os.path.abspath(__file__)){STRANGE}")
     for name in ("inc", "lib", "common"):
         (tmp_path / name).mkdir()
-    for name in ("b.mm", "part.cpp"):
-        (tmp_path / name).touch()
+    write_files(tmp_path, ("b.mm", "part.cpp"))
     (tmp_path / "a.cu").write_text(
         '#include <torch/python.h>\nstatic auto r = torch::RegisterOperators();\nm.def("svox2::a(Tensor x)");\n'
         '#include "part.cpp"\n'

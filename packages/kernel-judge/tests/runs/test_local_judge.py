@@ -9,23 +9,20 @@ from pathlib import Path
 import pytest
 
 from kernel_judge.search.local_judge import free_device, judging_devices
+from tests.support.files import write_program
 
 FIRST, SECOND = "GPU-aaaa", "GPU-bbbb"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with two GPUs, as the driver's tool lists them."""
-    tool = tmp_path / "bin" / "nvidia-smi"
-    tool.parent.mkdir()
-    tool.write_text(f"#!/bin/sh\necho '0, {FIRST}'\necho '1, {SECOND}'\n")
-    tool.chmod(0o755)
+    tool = write_program(tmp_path / "bin" / "nvidia-smi", f"echo '0, {FIRST}'\necho '1, {SECOND}'")
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("KERNEL_BUILDER_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-@pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize(
     ("visible", "expected"),
     [(None, [FIRST, SECOND]), ("1", [SECOND]), (f"{FIRST}", [FIRST]), ("1,0", [SECOND, FIRST]), ("", ["cpu"])],
@@ -36,7 +33,6 @@ def test_the_visible_gpus_judge(visible: str | None, expected: list[str], monkey
     assert list(judging_devices()) == expected
 
 
-@pytest.mark.usefixtures("two_gpus")
 def test_each_gpu_judges_one_candidate_at_a_time() -> None:
     devices = judging_devices()
 

@@ -124,7 +124,6 @@ class ManyKernels:
             (project / "tests").mkdir(exist_ok=True)
             (project / "tests" / "test_load.py").write_text(TEST)
         (self.root / "scripts").mkdir()  # no project
-        git(self.root, "init", "--quiet")
         self.environment = {
             **{key: value for key, value in hub.environment.items() if key not in {"HF_TOKEN", "HF_ENDPOINT"}},
             "GITHUB_API_URL": github.url,

@@ -17,7 +17,7 @@ from kernel_builder.pipeline import BuildRequest, build
 from kernel_builder.progress import Lines
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import HubError
-from tests.support.git import git
+from tests.support.git import commit_all
 from tests.support.places import CPU, PROJECTS
 from tests.support.running_hub import RunningHub
 
@@ -67,16 +67,14 @@ def test_a_kernel_is_built_again_at_its_commit(
     (scale / "scale").rename(repository / "shared")
     (scale / "scale").symlink_to("../shared")
     (repository / ".gitignore").write_text("build/\n")
-    git(repository, "init")
-    git(repository, "add", ".")
-    git(repository, "commit", "-m", "First")
+    commit_all(repository)
     build(BuildRequest((scale,), variants=(CPU,), load=False), Toolchains(cache=new_cache("cache")))
     put(hub, scale, "org/scale")
     card = hub.api().hf_hub_download("org/scale", "README.md", repo_type="kernel", local_dir=tmp_path)
     assert "kernel-builder verify org/scale@v1 --source ." in Path(card).read_text()
     source = scale / "scale/scale_cpu.cpp"
     source.write_text(source.read_text() + "// later\n")
-    git(repository, "commit", "-am", "Later")
+    commit_all(repository, "Later")
     output = StringIO()
     (verdict,) = check(hub, "org/scale", source=scale, progress=Lines(output)).variants
     assert (verdict.rebuilt, verdict.ok) == ("equal", True)

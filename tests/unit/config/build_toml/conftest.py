@@ -18,6 +18,7 @@ from kernel_builder import toml_file
 from kernel_builder.config import build_toml, known_backends, project
 from kernel_builder.config.project_files import read_project
 from kernel_format.errors import ConfigError
+from tests.support.files import write_files
 
 GENERAL = {"name": '"a-b"', "version": "1", "edition": "5", "license": '"apache-2.0"', "backends": '["cpu", "cuda"]'}
 TORCH = '[torch]\nsrc = ["torch-ext/binding.cpp"]\n'
@@ -74,22 +75,11 @@ CASES = toml_file.read(Path(__file__).with_name("cases.toml"))
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a project directory with every file that the tested build.toml files name."""
-    home = tmp_path_factory.mktemp("project")
     packages = [f"torch-ext/{project.python_name(name)}" for name in NAMES] + ["tvm-ffi-ext/a_b"]
-    files = [
-        "a.cpp",
-        "a.cu",
-        "inc/a.h",
-        "Cargo.toml",
-        "Cargo.lock",
-        "lib.rs",
-        "torch-ext/binding.cpp",
-        *(f"{package}/__init__.py" for package in packages),
-    ]
-    for file in files:
-        (home / file).parent.mkdir(parents=True, exist_ok=True)
-        (home / file).touch()
-    return home
+    files = ["a.cpp", "a.cu", "inc/a.h", "Cargo.toml", "Cargo.lock", "lib.rs", "torch-ext/binding.cpp"]
+    return write_files(
+        tmp_path_factory.mktemp("project"), [*files, *(f"{package}/__init__.py" for package in packages)]
+    )
 
 
 def theirs(home: Path) -> Build | None:

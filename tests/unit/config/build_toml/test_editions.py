@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -141,9 +142,8 @@ def test_edition_3_is_read_as_it_is_converted(home: Path, text: str) -> None:
 def test_edition_2_is_refused_with_the_tool_that_reads_it(home: Path) -> None:
     write(home, general(edition="2"))
     for refuse in (lambda: build_toml.read(home / build_toml.FILE, home), lambda: converted(home)):
-        with pytest.raises(ConfigError, match="this is edition 2; expected edition 6") as caught:
+        with pytest.raises(ConfigError, match=r"\[general\] edition: this is edition 2; expected edition 6") as caught:
             refuse()
-        assert str(caught.value.where).endswith("[general] edition")
         assert "`kernel-builder update-build` of a release of the Hub's builder" in str(caught.value.hint)
 
 
@@ -191,7 +191,5 @@ def test_comments_and_formatting_are_kept(home: Path) -> None:
 )
 def test_a_file_that_cannot_be_converted_is_refused(home: Path, text: str, where: str, message: str) -> None:
     write(home, text)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=re.escape(where) + ": .*" + re.escape(message)):
         converted(home)
-    assert str(caught.value.where).endswith(where)
-    assert message in caught.value.message
