@@ -49,6 +49,9 @@ MEASURED = ("--dtype", "float32", "--rounds", "3")
 # The package of the CPU variant, which is not loaded.
 FOR_CPU = ("--variant", CPU, "--no-load")
 
+# An error, and texts in its place, message and hint; None if it has no hint.
+Refusal = tuple[type[KernelBuilderError], str | Path, str, str | None]
+
 
 @dataclass(frozen=True)
 class Done:
@@ -78,23 +81,12 @@ class Run:
         return done.answer
 
     def refuse(
-        self,
-        project: Path,
-        *options: str | Path,
-        error: type[KernelBuilderError],
-        where: str | Path,
-        message: str,
-        hint: str | None,
-        cache: Path | None = None,
-        **more: str,
+        self, project: Path, *options: str | Path, expected: Refusal, cache: Path | None = None, **more: str
     ) -> Done:
-        """Run a build of a project that fails with this error, and changes nothing in the project.
-
-        The fields of the error contain the texts; `hint` is None for an error without one.
-        """
+        """Run a build of a project that fails as expected, and changes nothing in the project."""
         with untouched(project):
             done = self(cache or self.cache, "build", project, *options, **more)
-        assert_refused(done, error, where=where, message=message, hint=hint)
+        assert_refused(done, expected)
         return done
 
 
@@ -141,12 +133,10 @@ def replace(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new, 1))
 
 
-def assert_refused(
-    done: Done, error: type[KernelBuilderError], *, where: str | Path, message: str, hint: str | None
-) -> None:
-    """Assert that a command failed with this error, and that its fields contain these texts; None if it has no hint."""
-    assert (done.code, done.answer["error"]) == (error.exit_code, error.__name__), done
-    got = done.answer
+def assert_refused(done: Done, expected: Refusal) -> None:
+    """Assert that a command failed with this error, and that its fields contain the texts."""
+    (error, where, message, hint), got = expected, done.answer
+    assert (done.code, got["error"]) == (error.exit_code, error.__name__), done
     assert str(where) in got["where"] and message in got["message"], done
     assert got["hint"] is None if hint is None else hint in got["hint"], done
 

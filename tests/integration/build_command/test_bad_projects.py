@@ -20,7 +20,6 @@ from kernel_format.errors import (
     CheckError,
     ConfigError,
     FetchError,
-    KernelBuilderError,
     NothingToBuildError,
     PackageError,
     StoreError,
@@ -28,7 +27,8 @@ from kernel_format.errors import (
     VariantError,
 )
 from kernel_sandbox.confine import BUBBLEWRAP, LANDLOCK, landlock_version
-from tests.integration.build_command.conftest import FOR_CPU, Copy, NewCache, Run, assert_refused, replace
+from tests.integration.build_command.conftest import FOR_CPU, Copy, NewCache, Refusal, Run, assert_refused, replace
+from tests.support.files import write_files
 from tests.support.places import CPU
 from tests.support.sandboxes import hide_bubblewrap, skip_unless
 
@@ -64,12 +64,7 @@ def without_sources(project: Path) -> None:
 
 
 def with_files(*names: str) -> Edit:
-    def edit(project: Path) -> None:
-        for name in names:
-            (project / PACKAGE / name).parent.mkdir(exist_ok=True)
-            (project / PACKAGE / name).touch()
-
-    return edit
+    return lambda project: write_files(project / PACKAGE, names)
 
 
 def unchanged(project: Path) -> None:
@@ -77,8 +72,8 @@ def unchanged(project: Path) -> None:
 
 
 def test_a_directory_without_a_project(tmp_path: Path, kernel_builder: Run) -> None:
-    expected = {"where": tmp_path / "build.toml", "message": "there is no such file", "hint": "init"}
-    kernel_builder.refuse(tmp_path, error=ConfigError, **expected)
+    expected = (ConfigError, tmp_path / "build.toml", "there is no such file", "init")
+    kernel_builder.refuse(tmp_path, expected=expected)
 
 
 # Backend, edit of the project, place, message, hint.
@@ -115,48 +110,38 @@ def test_a_mistake_in_a_project_is_refused_before_compiling(
     project: Path, kernel_builder: Run, backend: str, edit: Edit, where: str, message: str, hint: str
 ) -> None:
     edit(project)
-    done = kernel_builder.refuse(
-        project, "--backend", backend, error=ConfigError, where=where, message=message, hint=hint
-    )
+    done = kernel_builder.refuse(project, "--backend", backend, expected=(ConfigError, where, message, hint))
     assert str(project) in done.answer["where"]
 
 
 @pytest.mark.parametrize(
-    ("edit", "options", "error", "where", "message", "hint"),
+    ("edit", "options", "expected"),
     [
         (
             *(in_file("build.toml", "[torch]", '[general.cuda]\nmaxver = "9.0"\n[torch]'), ("--backend", "cuda")),
-            *(VariantError, "minver, maxver", "leave no cuda variant", "widen the range"),
+            (VariantError, "minver, maxver", "leave no cuda variant", "widen the range"),
         ),
         (
             *(unchanged, ("--variant", "torch-stable-abi210-cpo-x86_64-linux")),
-            *(VariantError, "abi210-cpo", "is not a variant's name; expected for example", "list-variants"),
+            (VariantError, "abi210-cpo", "is not a variant's name; expected for example", "list-variants"),
         ),
         (
             *(unchanged, ("--variant", "torch-stable-abi210-cu126-x86_64-linux", "--cuda-compiler", "nvcc")),
-            *(VariantError, "cu126", "cannot be built here: needs CUDA 12.6; this builder has 13.0", "--cuda-home"),
+            (VariantError, "cu126", "cannot be built here: needs CUDA 12.6; this builder has 13.0", "--cuda-home"),
         ),
-        (unchanged, ("--variant", "torch-cpu"), VariantError, "torch-cpu", "is not a variant of the [torch]", CPU),
-        (unchanged, ("--variant", LATER), VariantError, LATER, "is not a variant of the [torch]", CPU),
-        (unchanged, ("--variant", TVM_FFI), VariantError, TVM_FFI, "is not a variant of the [torch]", CPU),
-        (unchanged, (*FOR_CPU, "--out", __file__), PackageError, __file__, "is a file", "--out"),
-        (unchanged, (*FOR_CPU, "--out", NOWHERE), PackageError, "/dev/null", "cannot be written", "--out"),
+        *(
+            (unchanged, ("--variant", name), (VariantError, name, "is not a variant of the [torch]", CPU))
+            for name in ("torch-cpu", LATER, TVM_FFI)
+        ),
+        (unchanged, (*FOR_CPU, "--out", __file__), (PackageError, __file__, "is a file", "--out")),
+        (unchanged, (*FOR_CPU, "--out", NOWHERE), (PackageError, "/dev/null", "cannot be written", "--out")),
     ],
 )
 def test_a_variant_or_a_destination_that_is_none_is_refused(
-    project: Path,
-    shared_cache: Path,
-    kernel_builder: Run,
-    edit: Edit,
-    options: Sequence[str],
-    error: type[KernelBuilderError],
-    where: str,
-    message: str,
-    hint: str,
+    project: Path, shared_cache: Path, kernel_builder: Run, edit: Edit, options: Sequence[str], expected: Refusal
 ) -> None:
     edit(project)
-    expected = {"where": where, "message": message, "hint": hint}
-    kernel_builder.refuse(project, *options, cache=shared_cache, error=error, **expected)
+    kernel_builder.refuse(project, *options, cache=shared_cache, expected=expected)
 
 
 def test_a_project_that_cannot_be_read_does_not_stop_the_others(
@@ -168,7 +153,7 @@ def test_a_project_that_cannot_be_read_does_not_stop_the_others(
     (tmp_path / "README.md").touch()
     (tmp_path / "scripts").mkdir()
     everything = [good, tmp_path / "README.md", tmp_path / "scripts", "--no-load"]
-    done = kernel_builder.refuse(bad, *everything, error=ConfigError, where=bad, message="not TOML", hint="")
+    done = kernel_builder.refuse(bad, *everything, expected=(ConfigError, bad, "not TOML", ""))
     assert {built["project"] for built in done.answer["packages"]} == {"python-only"}
     assert [(failed["project"], failed["variant"]) for failed in done.answer["failures"]] == [("bad", None)]
     elsewhere = {missing["project"]: missing["reason"] for missing in done.answer["unavailable"]}
@@ -196,7 +181,7 @@ def test_a_package_that_kills_its_loader_does_not_stop_other_projects(
     if kind == LANDLOCK:  # the loader is the first process of a pid namespace, which a signal from inside cannot kill
         assert done.code == 0 and set(built) == {"killer", "python-only"}
         return
-    assert_refused(done, CheckError, where=bad, message="killed by SIGKILL", hint="correct the project")
+    assert_refused(done, (CheckError, bad, "killed by SIGKILL", "correct the project"))
     assert set(built) == {"python-only"}
 
 
@@ -265,8 +250,7 @@ def test_a_project_for_other_backends_only_is_an_error(copy_project: Copy, kerne
     kernel = '[kernel.m]\nlanguage = "cpp-metal"\ndepends = ["torch"]\nsrc = ["scale/scale_cpu.cpp"]\n'
     (project / "build.toml").write_text(re.sub(r"stable-abi.*\n", "", text) + kernel)
     hint = "leave the project out, or add cpu, cuda and rocm to `backends`"
-    expected = {"where": project, "message": "not compile for metal", "hint": hint}
-    done = kernel_builder.refuse(project, error=NothingToBuildError, **expected)
+    done = kernel_builder.refuse(project, expected=(NothingToBuildError, project, "not compile for metal", hint))
     assert done.answer["packages"] == []
     assert done.answer["skipped-backends"] == {"stable-scale": ["metal"]}
 
@@ -275,8 +259,7 @@ def test_a_check_can_be_allowed_by_name(copy_project: Copy, kernel_builder: Run)
     project = copy_project("python-only")
     (init,) = (project / "torch-ext").glob("*/__init__.py")
     init.write_text(init.read_text() + "import pytest\n")
-    expected = {"where": project, "message": "pytest", "hint": "--allow python-imports"}
-    kernel_builder.refuse(project, "--no-load", error=CheckError, **expected)
+    kernel_builder.refuse(project, "--no-load", expected=(CheckError, project, "pytest", "--allow python-imports"))
     assert not (project / "build").exists()
     options = ("--allow", "python-imports")
     answer = kernel_builder.build(project, "--variant", "torch-cpu", "--no-load", *options)
@@ -288,10 +271,10 @@ def test_a_check_can_be_allowed_by_name(copy_project: Copy, kernel_builder: Run)
 
 def test_no_compiler(project: Path, kernel_builder: Run, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
-    missing = {"where": "g++", "message": "g++ 11 or newer", "hint": "apt-get install g++"}
-    kernel_builder.refuse(project, *FOR_CPU, error=ToolchainError, **missing, PATH=str(tmp_path / "bin"), CXX="")
-    named = {"where": "no-such-g++", "message": "no such program", "hint": "CXX"}
-    kernel_builder.refuse(project, *FOR_CPU, error=ToolchainError, **named, CXX="no-such-g++")
+    missing = (ToolchainError, "g++", "g++ 11 or newer", "apt-get install g++")
+    kernel_builder.refuse(project, *FOR_CPU, expected=missing, PATH=str(tmp_path / "bin"), CXX="")
+    named = (ToolchainError, "no-such-g++", "no such program", "CXX")
+    kernel_builder.refuse(project, *FOR_CPU, expected=named, CXX="no-such-g++")
 
 
 def test_an_index_that_cannot_be_reached(project: Path, kernel_builder: Run, tmp_path: Path) -> None:
@@ -299,10 +282,10 @@ def test_an_index_that_cannot_be_reached(project: Path, kernel_builder: Run, tmp
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/simple/"
     cold = tmp_path / "cold"
-    expected = {"where": f"at {url}", "message": "the index cannot be reached", "hint": "kernel-builder toolchain"}
-    kernel_builder.refuse(project, *FOR_CPU, cache=cold, error=FetchError, **expected, PIP_INDEX_URL=url)
-    expected = {"where": "Torch 2.10", "message": "not in the store", "hint": "toolchain fetch"}
-    kernel_builder.refuse(project, *FOR_CPU, "--offline", cache=cold, error=FetchError, **expected)
+    expected = (FetchError, f"at {url}", "the index cannot be reached", "kernel-builder toolchain")
+    kernel_builder.refuse(project, *FOR_CPU, cache=cold, expected=expected, PIP_INDEX_URL=url)
+    expected = (FetchError, "Torch 2.10", "not in the store", "toolchain fetch")
+    kernel_builder.refuse(project, *FOR_CPU, "--offline", cache=cold, expected=expected)
     assert list((cold / "toolchains").glob("trees/*torch*")) == []
 
 
@@ -317,18 +300,19 @@ def test_a_header_that_was_changed_after_its_download(project: Path, kernel_buil
     assert Toolchains(cache=cache).torch(Release(2, 10), "stable").root == tree / "tree"
     header.chmod(0o644)
     header.write_bytes(header.read_bytes()[:-1] + b" ")
-    expected = {"where": header, "message": "has SHA-256", "hint": "toolchain clean"}
-    kernel_builder.refuse(project, *FOR_CPU, cache=cache, error=StoreError, **expected)
+    kernel_builder.refuse(
+        project, *FOR_CPU, cache=cache, expected=(StoreError, header, "has SHA-256", "toolchain clean")
+    )
 
 
 def test_a_cache_path_that_nvcc_would_split_is_refused(project: Path, kernel_builder: Run, new_cache: NewCache) -> None:
     for name in ("my cache", "one,two", "$HOME"):
         cache = new_cache(name)
-        expected = {"where": cache, "message": "white space, commas", "hint": "KERNEL_BUILDER_CACHE"}
-        kernel_builder.refuse(project, *FOR_CPU, cache=cache, error=StoreError, **expected)
+        expected = (StoreError, cache, "white space, commas", "KERNEL_BUILDER_CACHE")
+        kernel_builder.refuse(project, *FOR_CPU, cache=cache, expected=expected)
 
 
 def test_debugging_and_a_required_sandbox_exclude_each_other(project: Path, kernel_builder: Run) -> None:
-    expected = {"where": "--sandbox", "message": "runs nothing in a sandbox", "hint": "leave out"}
+    expected = (ToolchainError, "--sandbox", "runs nothing in a sandbox", "leave out")
     options = (*FOR_CPU, "--sandbox", "require")
-    kernel_builder.refuse(project, *options, error=ToolchainError, **expected, KERNEL_BUILDER_DEBUG="keep")
+    kernel_builder.refuse(project, *options, expected=expected, KERNEL_BUILDER_DEBUG="keep")

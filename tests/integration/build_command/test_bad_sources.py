@@ -9,10 +9,11 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kernel_format.errors import BuildError, CheckError, KernelBuilderError
+from kernel_format.errors import BuildError, CheckError
 from tests.integration.build_command.conftest import FOR_CPU, RIGHT, Copy, Run, command, replace, untouched
 from tests.support.places import CPU
 
@@ -25,7 +26,7 @@ def test_a_compile_error(project: Path, kernel_builder: Run) -> None:
     """The error names the file and the variant, and has the command and the output of the compiler."""
     source, undeclared = project / "scale" / "scale_cpu.cpp", "‘input’ was not declared"
     replace(source, "factor * in[i]", "factor * input[i]")
-    done = kernel_builder.refuse(project, *FOR_CPU, error=BuildError, where=source, message=CPU, hint=None)
+    done = kernel_builder.refuse(project, *FOR_CPU, expected=(BuildError, source, CPU, None))
     assert re.search(rf"compiler failed: scale/scale_cpu\.cpp:4:\d+: error: {undeclared}", done.answer["message"])
     assert "scale/scale_cpu.cpp:4" in done.answer["output"] and undeclared in done.answer["output"]
     assert "g++ -c " in done.answer["command"]
@@ -68,8 +69,8 @@ def test_several_compile_errors_are_all_reported_and_another_project_is_built(
 def test_a_missing_header(project: Path, shared_cache: Path, kernel_builder: Run, header: str, advice: str) -> None:
     source = project / "scale" / "scale_cpu.cpp"
     replace(source, "#include", f"#include <{header}>\n#include")
-    expected = {"where": source, "message": CPU, "hint": advice.format(header)}
-    kernel_builder.refuse(project, *FOR_CPU, cache=shared_cache, error=BuildError, **expected)
+    expected = (BuildError, source, CPU, advice.format(header))
+    kernel_builder.refuse(project, *FOR_CPU, cache=shared_cache, expected=expected)
 
 
 @pytest.mark.parametrize(
@@ -91,19 +92,12 @@ def test_a_missing_header(project: Path, shared_cache: Path, kernel_builder: Run
     ],
 )
 def test_undefined_and_too_new_symbols_are_reported(
-    project: Path,
-    shared_cache: Path,
-    kernel_builder: Run,
-    declaration: str,
-    call: str,
-    error: type[KernelBuilderError],
-    message: str,
+    project: Path, shared_cache: Path, kernel_builder: Run, declaration: str, call: str, error: Any, message: str
 ) -> None:
     source = project / "scale" / "scale_cpu.cpp"
     replace(source, "void scale(", f"{declaration}\nvoid scale(")
     replace(source, "factor * in[i]", call)
-    expected = {"where": "", "message": message, "hint": ""}
-    done = kernel_builder.refuse(project, *FOR_CPU, cache=shared_cache, error=error, **expected)
+    done = kernel_builder.refuse(project, *FOR_CPU, cache=shared_cache, expected=(error, "", message, ""))
     assert CPU in done.answer["message"]
 
 
@@ -111,8 +105,8 @@ def test_a_failed_step_can_be_run_again(project: Path, kernel_builder: Run) -> N
     """KERNEL_BUILDER_DEBUG=keep keeps work directories."""
     source = project / "scale" / "scale_cpu.cpp"
     replace(source, RIGHT, "out[i] = unknown * in[i]")
-    expected = {"error": BuildError, "where": source, "message": "unknown", "hint": None}
-    done = kernel_builder.refuse(project, *FOR_CPU, **expected, KERNEL_BUILDER_DEBUG="keep")
+    expected = (BuildError, source, "unknown", None)
+    done = kernel_builder.refuse(project, *FOR_CPU, expected=expected, KERNEL_BUILDER_DEBUG="keep")
     assert (
         "no sandbox is available, so compilers and packages run without one (KERNEL_BUILDER_DEBUG=keep)" in done.stderr
     )
@@ -124,7 +118,7 @@ def test_a_failed_step_can_be_run_again(project: Path, kernel_builder: Run) -> N
     assert (failed / "inside/out.o").exists()
 
     cache = kernel_builder.cache
-    kernel_builder.refuse(project, *FOR_CPU, **expected, KERNEL_BUILDER_DEBUG="keep")
+    kernel_builder.refuse(project, *FOR_CPU, expected=expected, KERNEL_BUILDER_DEBUG="keep")
     assert len(list((cache / "work").iterdir())) == 2
-    kernel_builder.refuse(project, *FOR_CPU, **expected)
+    kernel_builder.refuse(project, *FOR_CPU, expected=expected)
     assert not list((cache / "work").glob("*")), "a build without the variable removes them"

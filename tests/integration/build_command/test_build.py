@@ -29,6 +29,7 @@ from tests.integration.build_command.conftest import (
     run_python,
     untouched,
 )
+from tests.support.files import write_program
 from tests.support.places import CPU, CUDA, SOURCES
 
 LOAD_AS_OLD_CLIENTS_DO = SOURCES["load_as_old_clients_do"]
@@ -92,8 +93,7 @@ def test_an_installed_toolkit_compiles_for_one_capability(
     nvcc = toolkit / "bin" / "nvcc"
     nvcc.parent.chmod(0o755)
     nvcc.unlink()
-    nvcc.write_text(f'#!/bin/sh\necho "$@" >> {calls}\nexec {pinned}/bin/nvcc "$@"\n')
-    nvcc.chmod(0o755)
+    write_program(nvcc, f'echo "$@" >> {calls}\nexec {pinned}/bin/nvcc "$@"')
     project = copy_project("stable-scale")
     replace(project / "build.toml", '["9.0"]', '["8.0", "9.0a"]')
     options = ("--variant", CUDA, "--no-load", "--cuda-home", toolkit, "--sandbox", "off", "--capability", "9.0")
@@ -104,10 +104,9 @@ def test_an_installed_toolkit_compiles_for_one_capability(
     assert metadata["provenance"]["capabilities-limited"] == ["9.0"]
 
     upload = kernel_builder(kernel_builder.cache, "upload", project, "--repo-id", "org/stable-scale", "--dry-run")
-    expected = {"where": CUDA, "message": "built with --capability 9.0", "hint": "without --capability"}
-    assert_refused(upload, PackageError, **expected)
-    wrong = {"where": "--capability", "message": "'9.0a' is not", "hint": "9.0 selects 9.0a"}
-    kernel_builder.refuse(project, "--capability", "9.0a", error=ConfigError, **wrong)
+    assert_refused(upload, (PackageError, CUDA, "built with --capability 9.0", "without --capability"))
+    wrong = (ConfigError, "--capability", "'9.0a' is not", "9.0 selects 9.0a")
+    kernel_builder.refuse(project, "--capability", "9.0a", expected=wrong)
 
 
 def test_one_command_builds_several_projects(
@@ -122,9 +121,9 @@ def test_one_command_builds_several_projects(
 
     replace(second / "build.toml", 'name = "python-only"', 'name = "python-two"')
     (second / "torch-ext/python_only").rename(second / "torch-ext/python_two")
-    expected = {"where": out, "message": "another kernel than python-two", "hint": "--out"}
+    expected = (PackageError, out, "another kernel than python-two", "--out")
     with untouched(out):
-        kernel_builder.refuse(second, *options, "--out", out / "python-only", error=PackageError, **expected)
+        kernel_builder.refuse(second, *options, "--out", out / "python-only", expected=expected)
 
 
 @pytest.mark.attack
@@ -152,13 +151,13 @@ def is_open(process: int, path: Path) -> bool:
 
 def test_other_files_in_build_are_kept(copy_project: Copy, kernel_builder: Run, tmp_path: Path) -> None:
     project, place = copy_project("python-only"), tmp_path / "python-only" / "build" / "torch-cpu"
-    expected = {"where": "build/torch-cpu", "message": "is not a package", "hint": "move or remove"}
+    expected = (PackageError, "build/torch-cpu", "is not a package", "move or remove")
     place.mkdir(parents=True)
     (place / "notes.txt").write_text("mine")
-    kernel_builder.refuse(project, "--backend", "cpu", "--no-load", error=PackageError, **expected)
+    kernel_builder.refuse(project, "--backend", "cpu", "--no-load", expected=expected)
     shutil.rmtree(place)
     place.symlink_to(tmp_path)
-    kernel_builder.refuse(project, "--backend", "cpu", "--no-load", error=PackageError, **expected)
+    kernel_builder.refuse(project, "--backend", "cpu", "--no-load", expected=expected)
     place.unlink()
 
     (project / "build" / "notes").mkdir(parents=True)

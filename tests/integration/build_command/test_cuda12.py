@@ -72,6 +72,5 @@ def test_a_source_or_a_flag_that_clang_rejects(
     replace(project / "build.toml", declared, f'{declared}cuda-flags = ["{flag}"]\n')
     with (project / "scale" / "scale_cuda.cu").open("a") as stream:
         stream.write("#if defined(__clang__) && defined(REFUSED)\n#error not for clang\n#endif\n")
-    expected = {"where": "scale_cuda.cu", "message": message, "hint": hint}
-    done = kernel_builder.refuse(project, "--variant", CUDA12, error=BuildError, **expected)
+    done = kernel_builder.refuse(project, "--variant", CUDA12, expected=(BuildError, "scale_cuda.cu", message, hint))
     assert "BUG REPORT" not in done.stderr

@@ -9,6 +9,7 @@ import pytest
 from kernel_builder import elf
 from kernel_format.errors import ConfigError, ToolchainError, VariantError
 from tests.integration.build_command.conftest import FOR_CPU, Copy, Run, replace
+from tests.support.files import write_files
 from tests.support.places import CPU, CUDA
 from tests.support.python_project import write_project
 
@@ -34,11 +35,7 @@ def depend(project: Path, name: str, *includes: str, backend: str = "cuda") -> P
 @pytest.fixture
 def cutlass(tmp_path: Path) -> Path:
     """Return a directory like a checkout of CUTLASS 4.5.2."""
-    root = tmp_path / "cutlass"
-    for name, text in HEADERS.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
+    return write_files(tmp_path / "cutlass", HEADERS)
 
 
 def test_a_pinned_library_and_a_library_of_cuda(copy_project: Copy, shared_cache: Path, kernel_builder: Run) -> None:
@@ -66,8 +63,8 @@ def test_a_library_that_no_index_has_is_refused_before_anything_is_compiled(
     project, cache = depend(copy_project("stable-scale"), "cutlass_4_5"), tmp_path / "cold"
     hint = "KERNEL_BUILDER_DEPENDENCIES=cutlass_4_5=DIR; or depend on one that the index has: cutlass_3_5, "
     for option, where in ((("--variant", CUDA), CUDA), (("--backend", "cuda"), project)):
-        expected = {"where": where, "message": "needs cutlass_4_5, which no package index", "hint": hint}
-        kernel_builder.refuse(project, *option, cache=cache, error=VariantError, **expected)
+        expected = (VariantError, where, "needs cutlass_4_5, which no package index", hint)
+        kernel_builder.refuse(project, *option, cache=cache, expected=expected)
     assert not cache.exists()
     rows = {row["variant"]: row for row in kernel_builder(cache, "list-variants", project).answer}
     assert not rows[CUDA]["buildable"]
@@ -99,9 +96,8 @@ def test_a_directory_of_another_version_is_refused(copy_project: Copy, cutlass: 
         "cutlass_4_4": "is not NAME=DIR",
         f"cutlass_9_9={cutlass}": "is not NAME=DIR with one of the names cutlass_2_10",
     }.items():
-        expected = {"where": "", "message": message, "hint": ""}
-        variables = {"KERNEL_BUILDER_DEPENDENCIES": given}
-        kernel_builder.refuse(project, "--variant", CUDA, error=ToolchainError, **expected, **variables)
+        expected, variables = (ToolchainError, "", message, ""), {"KERNEL_BUILDER_DEPENDENCIES": given}
+        kernel_builder.refuse(project, "--variant", CUDA, expected=expected, **variables)
 
 
 BASE = "org/stable-scale"
@@ -145,5 +141,5 @@ def test_a_kernel_that_depends_on_compiled_ones(copy_project: Copy, shared_cache
 
 def test_kernels_that_depend_on_each_other(kernel_builder: Run, tmp_path: Path) -> None:
     one, two = (write_project(tmp_path / name, "", other) for name, other in (("one", "two"), ("two", "one")))
-    expected = {"where": "kernel-depends", "message": "the kernels depend on each other: ", "hint": "remove one"}
-    kernel_builder.refuse(one, two, "--no-load", error=ConfigError, **expected)
+    expected = (ConfigError, "kernel-depends", "the kernels depend on each other: ", "remove one")
+    kernel_builder.refuse(one, two, "--no-load", expected=expected)

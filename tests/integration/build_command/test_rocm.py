@@ -96,8 +96,8 @@ def test_a_source_that_does_not_compile_is_named_with_its_line(copy_project: Cop
     replace(project / "scale/scale_cuda.cu", "int64_t i =", 'asm("bar.sync 0;");\n  nvcuda::wmma::f(); int64_t i =')
     for other in ("torch-ext/torch_binding.cpp", "scale/row_norm.cu"):  # which would only take time
         (project / other).write_text("")
-    expected = {"where": "scale/scale_cuda.cu", "message": "scale_cuda.cu:9", "hint": "USE_ROCM"}
-    kernel_builder.refuse(project, "--backend", "rocm", error=BuildError, **expected)
+    expected = (BuildError, "scale/scale_cuda.cu", "scale_cuda.cu:9", "USE_ROCM")
+    kernel_builder.refuse(project, "--backend", "rocm", expected=expected)
 
 
 def test_the_example_for_metal_is_python_only(tmp_path: Path, kernel_builder: Run) -> None:

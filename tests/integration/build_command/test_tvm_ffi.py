@@ -21,6 +21,7 @@ import pytest
 
 from kernel_builder import elf
 from tests.integration.build_command.conftest import Copy, NewCache, Run, replace, run_python
+from tests.support.files import write_program
 from tests.support.places import SOURCES
 
 CPU, CUDA = "tvm-ffi01-cpu-x86_64-linux", "tvm-ffi01-cu130-x86_64-linux"
@@ -103,9 +104,7 @@ def test_a_crate_that_cargo_refuses_is_an_error(
     shutil.rmtree(project / "vendor")
     (failed,) = kernel_builder(cache, "build", project).answer["failures"]
     assert "cargo fetch" in failed["errors"][0]["hint"] and "vendor" in failed["errors"][0]["hint"]
-    broken = tmp_path / "rustc"
-    broken.write_text("#!/bin/sh\nexit 1\n")
-    broken.chmod(0o755)
+    write_program(tmp_path / "rustc", "exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     refused = kernel_builder(cache, "build", project).answer
     assert "there is no Rust on PATH" in refused["message"] and "apt-get install cargo" in refused["hint"]

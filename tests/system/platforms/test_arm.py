@@ -88,7 +88,7 @@ def test_code_for_one_platform_is_refused(
     with untouched(project):
         done = kernel_builder(default_cache(), "build", project, "--variant", ARM_CPU)
     error = ToolchainError if "Python" in source else BuildError
-    assert_refused(done, error, where="scale_cpu.cpp", message=message, hint=hint)
+    assert_refused(done, (error, "scale_cpu.cpp", message, hint))
 
 
 def test_a_compiler_for_another_platform_is_refused(
@@ -98,7 +98,7 @@ def test_a_compiler_for_another_platform_is_refused(
     with untouched(project):
         path = f"{tmp_path}:{os.environ['PATH']}"
         done = kernel_builder(cache, "build", project, "--platform", ARM, PATH=path)
-    assert_refused(done, VariantError, where=project, message="compiles for x86_64, expected aarch64", hint="apt")
+    assert_refused(done, (VariantError, project, "compiles for x86_64, expected aarch64", "apt"))
 
 
 @pytest.mark.nightly
