@@ -60,19 +60,12 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         else:
             ours.connect(outside["datagrams"])
 
-    def udp() -> None:
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", outside["udp"]))
-
     def opened(flags: int) -> int:
         return os.open(file, flags)
 
-    def endless_file() -> None:
-        if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
-            raise OSError("files have a limit")
-
-    def endless_memory() -> None:
-        if resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY:
-            raise OSError("memory has a limit")
+    def endless(limit: int) -> None:
+        if resource.getrlimit(limit)[0] != resource.RLIM_INFINITY:
+            raise OSError("there is a limit")
 
     def lock_of_a_file() -> None:
         fcntl.flock(opened(os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -107,15 +100,6 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         remote = struct.pack("PN", outside["address"], 8)
         called(310 if _X86 else 270, outside["process"], local, 1, remote, 1, 0)
 
-    def typed_into_the_terminal() -> None:
-        fcntl.ioctl(0, _TIOCSTI, b"x")
-
-    def marked_immutable() -> None:
-        fcntl.ioctl(opened(os.O_RDONLY), _FS_IOC_SETFLAGS, struct.pack("l", 0x40))  # nodump
-
-    def version_of_a_file() -> None:
-        fcntl.ioctl(opened(os.O_RDONLY), _FS_IOC_SETVERSION, bytes(8))
-
     def made_writable() -> None:
         called(442, _AT_FDCWD, os.fsencode(here), 0, struct.pack("QQQQ", 0, 1, 0, 0), 32)  # clear MOUNT_ATTR_RDONLY
         (here / "remounted").write_text("x")
@@ -124,12 +108,6 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         status = Path("/proc/self/status").read_text()
         if int(status.partition("CapEff:")[2].split()[0], 16) == 0:
             raise OSError("none")
-
-    def device_node() -> None:
-        os.mknod("node", stat.S_IFCHR | 0o600, os.makedev(1, 3))
-
-    def limits() -> None:
-        resource.prlimit(outside["victim"], resource.RLIMIT_CORE, (0, 0))
 
     def asked_about(command: int, argument: int) -> Callable[[], Any]:
         return lambda: fcntl.fcntl(os.open(here if command == fcntl.F_NOTIFY else file, os.O_RDONLY), command, argument)
@@ -158,7 +136,7 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "datagram-send": lambda: from_a_pair(send=True),
         "abstract-socket": connects(abstract),
         "tcp": lambda: socket.create_connection(("127.0.0.1", outside["tcp"]), 2),
-        "udp": udp,
+        "udp": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", outside["udp"])),
         "vsock": socket_of(40),
         "netlink": socket_of(16, socket.SOCK_RAW),
         "crypto-socket": socket_of(38, socket.SOCK_SEQPACKET),
@@ -172,11 +150,11 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "utime": lambda: os.utime(file, (1, 1)),
         "utime-now": lambda: os.utime(file),
         "setxattr": lambda: os.setxattr(file, "user.attack", b"x"),
-        "chattr": marked_immutable,
-        "file-version": version_of_a_file,
+        "chattr": lambda: fcntl.ioctl(opened(os.O_RDONLY), _FS_IOC_SETFLAGS, struct.pack("l", 0x40)),  # nodump
+        "file-version": lambda: fcntl.ioctl(opened(os.O_RDONLY), _FS_IOC_SETVERSION, bytes(8)),
         "lock": lock_of_a_file,
-        "endless-file": endless_file,
-        MEMORY: endless_memory,
+        "endless-file": lambda: endless(resource.RLIMIT_FSIZE),
+        MEMORY: lambda: endless(resource.RLIMIT_DATA),
         "set-id-file": lambda: os.open("set-id", os.O_CREAT | os.O_WRONLY, 0o4755),
         "set-id-unnamed": lambda: os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o4755),
         "set-id-openat2": lambda: called(437, _AT_FDCWD, b"set-id-2", struct.pack("QQQ", 0o101, 0o4755, 0), 24),
@@ -187,7 +165,7 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "kernel-setting": lambda: os.open("/proc/sys/kernel/core_pattern", os.O_WRONLY),
         "kernel-pressure": lambda: os.open("/proc/pressure/cpu", os.O_WRONLY),
         "passwords": lambda: os.open("/etc/shadow", os.O_RDONLY),
-        "terminal": typed_into_the_terminal,
+        "terminal": lambda: fcntl.ioctl(0, _TIOCSTI, b"x"),
         "keyring": keyring,
         "shared-memory": shared_memory,
         "message-queue": lambda: called(240 if _X86 else 180, b"kernel-builder-attack", 0o102, 0o600, None),
@@ -212,12 +190,12 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "remount": made_writable,
         "mount-tree": lambda: called(428, _AT_FDCWD, b"/", 1),
         "capabilities": capabilities,
-        "device-node": device_node,
+        "device-node": lambda: os.mknod("node", stat.S_IFCHR | 0o600, os.makedev(1, 3)),
         "host-name": lambda: socket.sethostname(socket.gethostname()),
         "controlling-terminal": lambda: os.open("/dev/tty", os.O_RDWR),
         "other-terminal": lambda: os.open(outside["terminal"], os.O_RDWR | os.O_NOCTTY),
         "device": lambda: os.open("/dev/loop-control", os.O_RDWR),
-        "limits": limits,
+        "limits": lambda: resource.prlimit(outside["victim"], resource.RLIMIT_CORE, (0, 0)),
         "priority": lambda: os.setpriority(os.PRIO_PROCESS, outside["victim"], 1),
         "affinity": lambda: os.sched_setaffinity(outside["victim"], {min(os.sched_getaffinity(0))}),
         "scheduler": lambda: os.sched_setscheduler(outside["victim"], os.SCHED_BATCH, os.sched_param(0)),
