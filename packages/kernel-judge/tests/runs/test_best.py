@@ -15,6 +15,8 @@ from kernel_judge.search.search_request import parse_context
 from kernel_judge.search.workspace import Workspace
 from tests.support.running_hub import running_hub
 
+pytestmark = pytest.mark.usefixtures("judge_calls")
+
 BUILDER = [sys.executable, "-m", "kernel_builder"]
 LOAD = """
 import torch
@@ -25,7 +27,6 @@ assert torch.equal(model(x), torch.nn.functional.hardswish(x))
 """
 
 
-@pytest.mark.usefixtures("judge_calls")
 def test_the_best_is_published_by_build_and_upload(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     model = MODEL.format(body=BODIES["good"])
     best = run_search(quick_request(tmp_path, quoted(f"# right 2.5\n{model}"))).run / "best"
@@ -44,14 +45,12 @@ def test_the_best_is_published_by_build_and_upload(tmp_path: Path, tmp_path_fact
     assert str(tmp_path) not in text
 
 
-@pytest.mark.usefixtures("judge_calls")
 def test_a_verdict_that_does_not_hold_makes_room_for_the_next(tmp_path: Path) -> None:
     result = run_search(quick_request(tmp_path, quoted("# right 3.0 lucky"), quoted("# right 2.0")))
     assert [event["attempt"] for event in logged(result.run, "verified")] == [1, 2]
     assert result.best and (result.best["attempt"], result.best["speed"]) == (2, 2.0)
 
 
-@pytest.mark.usefixtures("judge_calls")
 def test_agents_get_the_contexts_in_turn(tmp_path: Path) -> None:
     reference = tmp_path / "kernel.cu"
     reference.write_text("__global__ void hard_swish();")
@@ -86,7 +85,6 @@ def test_no_link_of_a_reference_is_followed(named: str, tmp_path: Path) -> None:
     assert not [path for path in request.run.rglob("*") if path.is_file() and "token" in path.read_text()]
 
 
-@pytest.mark.usefixtures("judge_calls")
 def test_an_agent_asks_the_judge(tmp_path: Path) -> None:
     asking = "sh -c './judge; echo \"# wrong\" > candidate.py; ./judge; echo status $?'"
     run = run_search(quick_request(tmp_path, asking)).run
@@ -96,7 +94,6 @@ def test_an_agent_asks_the_judge(tmp_path: Path) -> None:
     assert "status 1" in log
 
 
-@pytest.mark.usefixtures("judge_calls")
 def test_a_command_that_answers_with_text_is_an_agent(tmp_path: Path) -> None:
     answer = tmp_path / "answer.md"
     answer.write_text("Use this:\n\n```python\n# wrong\n```\n\nNo, better:\n\n```python\n# right 2\n```\n")
@@ -106,7 +103,6 @@ def test_a_command_that_answers_with_text_is_an_agent(tmp_path: Path) -> None:
     assert "Answer with the complete `candidate.py`" in Workspace(result.run, 1, 1).log.read_text()
 
 
-@pytest.mark.usefixtures("judge_calls")
 def test_the_command_prints_the_result(tmp_path: Path) -> None:
     task = quick_request(tmp_path, "true").task
     search = [*BUILDER, "search", str(task), "--agent", "true", "--run", str(tmp_path / "run")]

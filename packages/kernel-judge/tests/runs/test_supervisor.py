@@ -20,10 +20,11 @@ from kernel_judge.search.run_log import LOG, RunLog, read_events
 from kernel_judge.search.workspace import Workspace
 from kernel_sandbox.confine import landlock_version
 
+pytestmark = pytest.mark.usefixtures("judge_calls")
+
 GOOD, SLOW, WRONG = quoted("# right 2.5"), quoted("# right 0.5"), quoted("# wrong")
 
 
-@pytest.mark.usefixtures("judge_calls")
 def test_the_good_agent_wins(tmp_path: Path) -> None:
     kinds = ("crashing", "hanging", "wrong", "good", "slow")
     commands = {"good": GOOD, "slow": SLOW, "wrong": WRONG}
@@ -39,7 +40,6 @@ def test_the_good_agent_wins(tmp_path: Path) -> None:
     assert marked_processes(result.run) == []
 
 
-@pytest.mark.usefixtures("judge_calls")
 def test_an_error_in_one_attempt_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare = Workspace.prepare
     monkeypatch.setattr(
@@ -49,7 +49,6 @@ def test_an_error_in_one_attempt_leaves_the_others(tmp_path: Path, monkeypatch: 
     assert best and best["attempt"] == 2
 
 
-@pytest.mark.usefixtures("judge_calls")
 def test_nothing_is_best_that_is_not_faster_than_the_reference(tmp_path: Path) -> None:
     result = run_search(quick_request(tmp_path, SLOW, WRONG))
     assert result.best is None
@@ -57,7 +56,6 @@ def test_nothing_is_best_that_is_not_faster_than_the_reference(tmp_path: Path) -
     assert logged(result.run, "verified") == []
 
 
-@pytest.mark.usefixtures("judge_calls")
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
@@ -80,7 +78,6 @@ def test_the_next_try_receives_the_failure(tmp_path: Path, kind: str, settings: 
     remove_tree(request.run)  # pytest cannot remove directories of any depth
 
 
-@pytest.mark.usefixtures("judge_calls")
 @pytest.mark.parametrize(("kind", "stopped"), [("escaping", None), ("forking", "time")])
 def test_nothing_that_an_agent_starts_outlives_its_call(tmp_path: Path, kind: str, stopped: str | None) -> None:
     """Whatever it clears, leaves and kills. Its processes are known by a number of seconds that nothing else has."""
@@ -92,7 +89,6 @@ def test_nothing_that_an_agent_starts_outlives_its_call(tmp_path: Path, kind: st
     assert [path for path in Path("/proc").glob("[0-9]*/cmdline") if seconds.encode() in path.read_bytes()] == []
 
 
-@pytest.mark.usefixtures("judge_calls")
 def test_a_try_knows_the_verdict_on_the_one_before_and_goes_on_with_its_files(tmp_path: Path) -> None:
     run = run_search(quick_request(tmp_path, WRONG, tries=2)).run
     workspace = Workspace(run, 1, 2).directory
@@ -117,7 +113,6 @@ def test_judging_is_exclusive(tmp_path: Path, judge_calls: Path, monkeypatch: py
     assert all(end <= start for (_, end), (start, _) in pairwise(times))
 
 
-@pytest.mark.usefixtures("judge_calls")
 def test_a_judge_that_fails_is_no_verdict(tmp_path: Path) -> None:
     request = quick_request(tmp_path, quoted("# broken"), quoted("# stuck"), GOOD, tries=2, judge_seconds=2)
     assert run_search(request).best
@@ -156,7 +151,6 @@ def test_a_killed_search_goes_on(tmp_path: Path, judge_calls: Path, monkeypatch:
     assert (tmp_path / "judge-calls").read_bytes() == before
 
 
-@pytest.mark.usefixtures("judge_calls")
 def test_a_stopped_search_leaves_no_process(tmp_path: Path) -> None:
     process = start_search(tmp_path, agent("hanging"))
     while len(marked_processes(tmp_path / "run")) < 2:
@@ -167,7 +161,6 @@ def test_a_stopped_search_leaves_no_process(tmp_path: Path) -> None:
     assert logged(tmp_path / "run", "agent-ended") == []
 
 
-@pytest.mark.usefixtures("judge_calls")
 def test_more_attempts_continue_a_search_and_other_settings_do_not(tmp_path: Path) -> None:
     run_search(quick_request(tmp_path, WRONG, attempts=1))
     result = run_search(quick_request(tmp_path, WRONG, attempts=2))
@@ -180,7 +173,6 @@ def test_more_attempts_continue_a_search_and_other_settings_do_not(tmp_path: Pat
         run_search(changed)
 
 
-@pytest.mark.usefixtures("judge_calls")
 def test_two_searches_cannot_use_one_directory(tmp_path: Path) -> None:
     process = start_search(tmp_path, agent("hanging"), seconds=5)
     try:
