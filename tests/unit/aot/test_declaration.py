@@ -16,22 +16,19 @@ from kernel_builder.config import aot_toml
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_format.errors import ConfigError
-from tests.support.places import SOURCES
+from tests.support.files import write_files
+from tests.support.places import ROOT, SOURCES
 
 MISTAKES = toml_file.read(Path(__file__).with_name("mistakes.toml"))
+EXAMPLES = toml_file.read(Path(__file__).with_name("examples.toml"))
 BUILD = SOURCES["aot_build_toml"]
 KERNELS = SOURCES["triton_kernels"]
 AOT = SOURCES["aot_toml"]
 
 
 def project(directory: Path, aot: str = AOT, kernels: str = KERNELS) -> Project:
-    package = directory / "torch-ext/scale"
-    package.mkdir(parents=True)
-    (directory / "build.toml").write_text(BUILD)
-    (directory / "aot.toml").write_text(aot)
-    (package / "__init__.py").touch()
-    (package / "kernels.py").write_text(kernels)
-    return read_project(directory)
+    package = {"torch-ext/scale/__init__.py": "", "torch-ext/scale/kernels.py": kernels}
+    return read_project(write_files(directory, {"build.toml": BUILD, "aot.toml": aot, **package}))
 
 
 def ops_of(made: Project) -> tuple[Op, ...]:
@@ -60,6 +57,13 @@ def test_both_kinds_of_variants_are_offered_and_the_code_follows_the_table(tmp_p
     assert "def scale(x: torch.Tensor, factor: float=2.0, flag: bool=False) -> torch.Tensor:" in module
 
 
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_ops_of_examples_are_completed_by_their_launch_functions(name: str) -> None:
+    root, expected = ROOT / "examples" / "triton" / name, EXAMPLES[name]
+    (op,) = (found for found in read_ops(root, aot_toml.read(root)) if found.name == expected["op"])
+    assert (op.schema, len(list(variants(op)))) == (expected["schema"], expected["kernels"])
+
+
 @pytest.mark.parametrize(
     ("types", "check"),
     [
@@ -75,8 +79,13 @@ def test_the_dtype_of_an_output_is_checked(tmp_path: Path, types: str, check: st
     assert check in code
 
 
-@pytest.mark.parametrize("mistake", MISTAKES["triton"], ids=lambda mistake: mistake["message"])
+@pytest.mark.parametrize(
+    "mistake",
+    [*MISTAKES["triton"], *(pytest.param(text, marks=pytest.mark.attack) for text in MISTAKES["attack"])],
+    ids=lambda mistake: mistake["message"],
+)
 def test_a_table_that_does_not_fit_is_an_error(tmp_path: Path, mistake: Mapping[str, str]) -> None:
+    """As names, texts of attackers would be paths, which the builder writes outside of the sandbox."""
     assert mistake["old"] in AOT
     with pytest.raises(ConfigError) as caught:
         ops_of(project(tmp_path, AOT.replace(mistake["old"], mistake["new"])))
@@ -134,16 +143,6 @@ def test_expressions_have_the_same_meaning_in_cpp(text: str, cpp: str, kind: str
     scope = {"x": "Tensor", "n": "int", "flag": "bool", "scale": "float"}
     made = expressions.translate(text, scope, "aot.toml")
     assert (made.cpp, made.kind, made.python) == (cpp, kind, text)
-
-
-@pytest.mark.attack
-@pytest.mark.parametrize("attack", MISTAKES["attack"], ids=lambda attack: attack["message"])
-def test_texts_of_aot_toml_do_not_reach_the_generated_code(tmp_path: Path, attack: Mapping[str, str]) -> None:
-    """As names they would be paths, which the builder writes outside of the sandbox."""
-    with pytest.raises(ConfigError) as caught:
-        ops_of(project(tmp_path, AOT.replace(attack["old"], attack["new"])))
-    assert attack["message"] in str(caught.value)
-    assert attack["where"] in str(caught.value.where)
 
 
 @pytest.mark.attack

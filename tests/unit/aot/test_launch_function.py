@@ -38,21 +38,17 @@ def test_other_constructs_are_named_with_their_line(tmp_path, mistake):
 
 
 @pytest.mark.parametrize(
-    ("parameters", "message"),
+    ("function", "message"),
     [
-        ("x", "parameter x has no annotation; expected torch.Tensor, int, float or bool"),
-        ("x: torch.Tensor | None", "parameter x has the annotation torch.Tensor | None"),
-        ("*tensors", "has parameters *args, **kwargs or positional-only ones"),
+        ("launch(x)", "launch parameter x has no annotation; expected torch.Tensor, int, float or bool"),
+        ("launch(x: torch.Tensor | None)", "launch parameter x has the annotation torch.Tensor | None"),
+        ("launch(*tensors)", "launch has parameters *args, **kwargs or positional-only ones"),
+        ("lunch()", "has no function launch, which"),
     ],
 )
-def test_parameters_have_types_of_schemas(tmp_path, parameters, message):
-    with pytest.raises(ConfigError, match="launch " + message.replace("*", r"\*").replace("|", r"\|")):
-        read(tmp_path, f"def launch({parameters}):\n    pass")
-
-
-def test_a_missing_function_is_an_error(tmp_path):
-    with pytest.raises(ConfigError, match="has no function launch, which"):
-        read(tmp_path, "def lunch(): pass")
+def test_the_function_has_parameters_of_schemas(tmp_path, function, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        read(tmp_path, f"def {function}:\n    pass")
 
 
 CALLS = "\n@triton.jit\ndef f{0}(x_ptr):\n    f{1}(x_ptr)\n    f{1}(x_ptr)\n"
