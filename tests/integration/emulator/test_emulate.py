@@ -1,7 +1,8 @@
-"""`kernel-builder emulate` runs a project's tests on the CPU."""
+"""`kernel-builder emulate` runs a project's tests on the CPU, and the emulator needs g++ alone."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,3 +75,12 @@ def test_no_device_of_a_project_is_copied(tmp_path: Path) -> None:
     assert invoke("init", tmp_path / "relu", "--name", "o/relu").exit_code == 0
     (tmp_path / "relu/zero").symlink_to("/dev/zero")
     assert "is not a file: a pipe, a socket, a device" in emulated(tmp_path / "relu").stderr
+
+
+def test_the_program_of_the_readme(tmp_path: Path) -> None:
+    readme = (ROOT / "packages/kernel-emulator/README.md").read_text()
+    source, script = (match[1] for match in re.finditer(r"```(?:cpp|sh)\n(.*?)```", readme, re.DOTALL))
+    (tmp_path / "sum.cu").write_text(source)
+    commands = script.replace("python ", f"{sys.executable} ")
+    done = subprocess.run(["sh", "-e", "-c", commands], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stdout == "1000\n"
