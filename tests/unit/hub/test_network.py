@@ -116,6 +116,5 @@ def test_all_clients_trust_the_certificates_of_one_variable(
 
 def test_a_missing_file_of_certificates_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/no/such/file.pem")
-    with pytest.raises(ConfigError, match=r"there is no file '/no/such/file\.pem'") as caught:
+    with pytest.raises(ConfigError, match=r"^REQUESTS_CA_BUNDLE: there is no file '/no/such/file\.pem'"):
         network.trust_certificates()
-    assert caught.value.where == "REQUESTS_CA_BUNDLE"
