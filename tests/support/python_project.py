@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.support.files import write_files
+
 _BUILD_TOML = """\
 [general]
 name = "{name}"
@@ -21,10 +23,7 @@ repo-id = "{owner}/{name}"
 
 def write_project(directory: Path, python: str = "", *depends: str, owner: str = "org") -> Path:
     """Write a project with its directory's name, which depends on version 1 of other kernels of its owner."""
-    package = directory / "torch-ext" / directory.name
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(python)
     listed = ", ".join(f'{{ repo-id = "{owner}/{name}", version = 1 }}' for name in depends)
     values = {"name": directory.name, "owner": owner, "depends": f"kernel-depends = [{listed}]\n" if depends else ""}
-    (directory / "build.toml").write_text(_BUILD_TOML.format(**values))
-    return directory
+    init = f"torch-ext/{directory.name}/__init__.py"
+    return write_files(directory, {init: python, "build.toml": _BUILD_TOML.format(**values)})

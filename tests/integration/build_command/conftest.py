@@ -27,6 +27,7 @@ from kernel_format.cache_directory import default_cache
 from kernel_format.errors import KernelBuilderError
 from kernel_format.files import debugging
 from tests.support.cli import invoke
+from tests.support.files import write_files
 from tests.support.fork_server import ForkServer
 from tests.support.places import CPU, PROJECTS, ROOT, SOURCES
 from tests.support.torch_process import run_with_torch
@@ -194,11 +195,7 @@ def kernel_builder(cache: Path) -> Run:
 @pytest.fixture
 def project(copy_project: Copy) -> Path:
     """Return a project with an earlier package in its `build`."""
-    copied = copy_project("stable-scale")
-    package = copied / "build" / CPU
-    package.mkdir(parents=True)
-    (package / "metadata.json").write_text("{}")
-    return copied
+    return write_files(copy_project("stable-scale"), {f"build/{CPU}/metadata.json": "{}"})
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from tests.integration.build_command.conftest import (
     run_python,
     untouched,
 )
-from tests.support.files import write_program
+from tests.support.files import write_files, write_program
 from tests.support.places import CPU, CUDA, SOURCES
 
 LOAD_AS_OLD_CLIENTS_DO = SOURCES["load_as_old_clients_do"]
@@ -66,8 +66,7 @@ def test_a_changed_source_recompiles_itself_and_the_binding_and_both_versions_lo
     project, options = copy_project("stable-scale"), ("--backend", "cpu", "--no-load")
     before = kernel_builder.build(project, *options, "--out", project / "one")
     unused = kernel_builder.cache / "objects" / "aa" / "unused.o"
-    unused.parent.mkdir(exist_ok=True)
-    unused.touch()
+    write_files(unused.parent, [unused.name])
     os.utime(unused, (0, 0))
     replace(project / "scale" / "scale_cpu.cpp", "factor * in[i]", "factor * in[i] + 1")
     after = kernel_builder.build(project, *options)
@@ -152,19 +151,15 @@ def is_open(process: int, path: Path) -> bool:
 def test_other_files_in_build_are_kept(copy_project: Copy, kernel_builder: Run, tmp_path: Path) -> None:
     project, place = copy_project("python-only"), tmp_path / "python-only" / "build" / "torch-cpu"
     expected = (PackageError, "build/torch-cpu", "is not a package", "move or remove")
-    place.mkdir(parents=True)
-    (place / "notes.txt").write_text("mine")
+    write_files(place, {"notes.txt": "mine"})
     kernel_builder.refuse(project, "--backend", "cpu", "--no-load", expected=expected)
     shutil.rmtree(place)
     place.symlink_to(tmp_path)
     kernel_builder.refuse(project, "--backend", "cpu", "--no-load", expected=expected)
     place.unlink()
 
-    (project / "build" / "notes").mkdir(parents=True)
-    (project / "build" / "notes" / "mine.txt").write_text("mine")
     old = project / "build" / "torch29-cxx11-cpu-x86_64-linux"
-    old.mkdir()
-    (old / "metadata.json").write_text("{}")
+    write_files(project / "build", {"notes/mine.txt": "mine", f"{old.name}/metadata.json": "{}"})
     kernel_builder.build(project, "--variant", "torch-cpu", "--no-load")
     assert old.exists()
     kernel_builder.build(project, "--no-load")
@@ -184,9 +179,7 @@ def test_a_package_that_could_not_be_loaded_is_loaded_later(
     init = project / "torch-ext/python_only/__init__.py"
     sound = init.read_text()
     init.write_text("import os\n\nos.kill(os.getpid(), 11)\n")
-    hidden = tmp_path / "hidden"
-    (hidden / "torch").mkdir(parents=True)
-    (hidden / "torch/__init__.py").write_text("raise ImportError('no Torch here')\n")
+    hidden = write_files(tmp_path / "hidden", {"torch/__init__.py": "raise ImportError('no Torch here')\n"})
     without = {"PYTHONPATH": f"{hidden}:{Path(__file__).parents[3]}"}
     arguments = ("build", project, "--variant", "torch-cpu")
 

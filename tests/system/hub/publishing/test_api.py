@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.hub import package_api
+from tests.support.files import write_files
 from tests.support.places import SOURCES
 
 MODULE = SOURCES["public_names"]
@@ -16,10 +17,8 @@ GELU = "gelu(x, /, factor=0.5, *more, approximate='none', **rest)"
 
 
 def package(root: Path, before: str = "", after: str = "", module: str = MODULE) -> Path:
-    root.mkdir(parents=True)
-    for name, text in (("__init__", module), ("ops", OPS), ("layers", LAYERS)):
-        (root / f"{name}.py").write_text(text.replace(before, after) if before else text)
-    return root
+    files = {"__init__.py": module, "ops.py": OPS, "layers.py": LAYERS}
+    return write_files(root, {name: text.replace(before, after) if before else text for name, text in files.items()})
 
 
 def test_signatures_have_the_public_name(tmp_path: Path) -> None:
