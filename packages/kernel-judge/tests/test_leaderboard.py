@@ -14,19 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from searches import QUICK_JUDGE, write_task
 
 from kernel_builder import toml_file
-from kernel_builder.cli import main
 from kernel_format.errors import ConfigError
 from kernel_format.signatures import Signers
 from kernel_judge.judge.candidate_files import candidate_digest
 from kernel_judge.judge.verdict import Speedup, Verdict
 from kernel_judge.leaderboard.result import read_results, signed_result
 from kernel_judge.leaderboard.second_judgement import judge_again
+from tests.support.cli import invoke
 
 KEY = Ed25519PrivateKey.generate()
 SIGNERS = Signers(keys=(KEY.public_key(),))
@@ -70,7 +69,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def report(*arguments: str | Path) -> tuple[int, str]:
-    done = CliRunner().invoke(main, ["report", *map(str, arguments)])
+    done = invoke("report", *arguments)
     return done.exit_code, done.output
 
 

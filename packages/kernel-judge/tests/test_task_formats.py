@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from click.testing import CliRunner
 from judge_samples import HERE
 
 from kernel_builder import toml_file
-from kernel_builder.cli import main
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.candidate import frozen, read_candidate
 from kernel_judge.judge.judgement import JudgeRequest, judge
 from kernel_judge.judge.verdict import Verdict
 from kernel_judge.leaderboard.result import texts_of_task
 from kernel_tasks import Task, read_task
+from tests.support.cli import invoke
 from tests.support.files import write_files as write
 
 TEXTS = toml_file.read(HERE / "task_formats.toml")
@@ -92,12 +91,12 @@ def test_a_task_that_needs_a_gpu_or_more_memory_exits_with_11(gpu_mode: Path, tm
     reference = gpu_mode / "reference.py"
     text = reference.read_text()
     reference.write_text(text.replace("x, buffer = data", "raise torch.OutOfMemoryError('40 GiB')"))
-    done = CliRunner().invoke(main, ["judge", str(submission), "--task", str(gpu_mode), "--device", "cpu"])
+    done = invoke("judge", submission, "--task", gpu_mode, "--device", "cpu")
     assert done.exit_code == 11 and "needs more memory than is free: OutOfMemoryError: 40 GiB" in done.stdout
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     reference.write_text(text.replace("torch.empty(rows, 8)", 'torch.empty(rows, 8, device="cuda")'))
-    done = CliRunner().invoke(main, ["judge", str(submission), "--task", str(gpu_mode)])
+    done = invoke("judge", submission, "--task", gpu_mode)
     assert done.exit_code == 11 and "reference.py: generate_input needs a GPU" in done.stdout
 
 

@@ -11,10 +11,8 @@ from pathlib import Path
 import agents
 import pytest
 import quick_judge
-from click.testing import CliRunner
 from searches import TASK
 
-from kernel_builder.cli import main
 from kernel_format.errors import ConfigError
 from kernel_judge.search.limited_process import Limits
 from kernel_judge.search.run_log import read_events
@@ -23,6 +21,7 @@ from kernel_skills import intervals
 from kernel_skills.benefit import Benefit, SkillTry, benefit_lines, compare_tries, find_tasks, measure_benefit
 from kernel_skills.catalog import find_skill, read_skill
 from kernel_skills.distillation import Distilled, distil
+from tests.support.cli import invoke
 from tests.support.places import ROOT
 
 STUDENTS = Path(__file__).with_name("students.py")
@@ -109,7 +108,7 @@ def test_a_directory_without_tasks_is_refused(tmp_path: Path) -> None:
 def test_the_command_asks_the_judge(tasks: Path, tmp_path: Path) -> None:
     agent = f"{sys.executable} {agents.__file__} wrong"
     where = ["--tasks", str(tasks / "silu.py"), "--run", str(tmp_path / "run")]
-    done = CliRunner().invoke(main, ["skills", "eval", "cuda-kernels", *where, "--agent", agent, "-k", "1", "-j", "2"])
+    done = invoke("skills", "eval", "cuda-kernels", *where, "--agent", agent, "-k", "1", "-j", "2")
     assert done.exit_code == 1 and "No measurable help" in done.stdout, done.output
     reports = {
         event["judged"]["verdict"]["rejected-as"]
@@ -130,7 +129,7 @@ def test_the_command_asks_the_judge(tasks: Path, tmp_path: Path) -> None:
 )
 def test_wrong_arguments(arguments: tuple[str, ...], where: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    done = CliRunner().invoke(main, ["skills", *arguments])
+    done = invoke("skills", *arguments)
     assert done.exit_code == 2 and f"error: {where}: " in done.stderr
     assert message in done.stderr and "hint: " in done.stderr
 

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from kernel_builder.cli import main
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.verdict import Speedup, Verdict
 from kernel_judge.search.best_kernel import contenders
@@ -20,6 +18,7 @@ from kernel_judge.search.run_log import LOG
 from kernel_judge.search.run_report import make_report, pass_at_k, speedup_at_k
 from kernel_judge.search.tries import tries_of
 from kernel_judge.search.workspace import Workspace
+from tests.support.cli import invoke
 
 SPEEDS = [1.0, 1.0, 1.3, 2.5, 1.3, 4.0, 1.1]
 
@@ -120,8 +119,7 @@ def test_the_command_prints_a_table_and_each_try_or_json(runs: list[Path]) -> No
     code = Workspace(runs[0], 4, 2).frozen
     code.parent.mkdir(parents=True)
     code.touch()
-    named = [str(run) for run in runs]
-    shown = CliRunner().invoke(main, ["report", *named])
+    shown = invoke("report", *runs)
     assert shown.exit_code == 0, shown.output
     lines = shown.output.splitlines()
     assert lines[0].split()[:5] == ["tasks", "attempts", "pass@1", "pass@2", "pass@4"]
@@ -134,7 +132,7 @@ def test_the_command_prints_a_table_and_each_try_or_json(runs: list[Path]) -> No
         f"log:  {Workspace(runs[0], 4, 2).log}",
     ):
         assert words in shown.output, shown.output
-    answer = json.loads(CliRunner().invoke(main, ["report", *named, "--json"]).stdout)
+    answer = json.loads(invoke("report", *runs, "--json").stdout)
     assert answer["groups"][0]["pass-at"]["1"] == pytest.approx(0.625)
     assert len(answer["attempts"]) == 8
 
@@ -148,21 +146,21 @@ def test_the_page_of_a_search_has_its_code_and_no_private_data(runs: list[Path],
     workspace.frozen.parent.mkdir(parents=True)
     workspace.frozen.write_text("class ModelNew: the_code = 1\n")
     workspace.log.write_text("x" * 30_000 + "the end of the log")
-    command = ["report", str(runs[0]), "--out", str(tmp_path / "site")]
-    assert CliRunner().invoke(main, command).exit_code == 0
+    command = ["report", runs[0], "--out", tmp_path / "site"]
+    assert invoke(*command).exit_code == 0
     page = (tmp_path / "site" / "index.html").read_text()
     assert "rank 1: attempt 4, try 2, my-agent 2" in page and "the_code = 1" in page and "the end of the log" in page
-    shown = CliRunner().invoke(main, command[:2]).output + CliRunner().invoke(main, [*command[:2], "--json"]).output
+    shown = invoke(*command[:2]).output + invoke(*command[:2], "--json").output
     assert "my-agent 1" in shown and "hf_secret" not in page + shown
     (tmp_path / "secret").write_text("hf_secret")
     workspace.log.unlink()
     workspace.log.symlink_to(tmp_path / "secret")
-    refused = CliRunner().invoke(main, command)
+    refused = invoke(*command)
     assert refused.exit_code == 2 and "agent.log: cannot be read" in refused.output
 
 
 def test_a_directory_without_a_search_is_refused(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["report", str(tmp_path)])
+    done = invoke("report", tmp_path)
     assert done.exit_code == 2
     assert "there is no log.jsonl" in done.stderr and "hint: " in done.stderr
 
