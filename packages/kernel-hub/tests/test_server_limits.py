@@ -35,6 +35,11 @@ from tests.support.running_hub import RunningHub
 pytestmark = pytest.mark.attack
 
 
+def folders(files: int) -> list[str]:
+    """Return the lines of a commit that creates 30 folders for each of some files."""
+    return [commit_body(f"{n}/" * 30 + "x", "").splitlines()[1] for n in range(files)]
+
+
 def test_the_quota(start_hub: Callable[..., RunningHub]) -> None:
     hub = start_hub("--quota", "4")
     for repo_id in ("a/one", "b/two"):
@@ -54,6 +59,9 @@ def test_the_quota(start_hub: Callable[..., RunningHub]) -> None:
     tiny = "\n".join([body[: body.index("\n")], *(commit_body(f"{n}", f"{n}").partition("\n")[2] for n in range(400))])
     refused = requests.post(f"{hub.url}/api/kernels/b/two/commit/main", data=tiny, headers=TOKEN)
     assert refused.status_code == 413  # each takes a block of the disk
+    deep = commit_body("z", "x") + "".join(f"\n{line}" for line in folders(40))
+    refused = requests.post(f"{hub.url}/api/kernels/b/two/commit/main", data=deep, headers=TOKEN)
+    assert refused.status_code == 413  # each folder as well
     slow.close()
     hub.api().delete_repo("a/one", repo_type="kernel")
     commit(hub.api(), "b/two", "x.so", os.urandom(2_500_000))
@@ -77,6 +85,7 @@ def test_a_commit_that_fails_leaves_nothing(hub: RunningHub) -> None:
         ([header.replace('"summary"', '"parentCommit": "0000000", "summary"'), *files], 412),
         ([header, *files, text.replace('"t"', '"x"')], 400),  # both a file and a folder
         ([header, *files, text.replace('"t"', '"T"')], 400),
+        ([header, *folders(70)], 413),
         ([header, *files, json.dumps({"key": "deletedFile", "value": {"path": "none"}})], 404),
     ):
         for query in ("", "?create_pr=1"):

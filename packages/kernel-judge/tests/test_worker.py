@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -70,6 +71,19 @@ def test_a_process_that_has_left_the_workers_group_is_suspended_too(kind: str, t
         assert grows_within(60), "a command resumes all of them"
         processes = descendants(worker.process.pid)
     assert not processes & {*psutil.pids()}, "all end with the worker"
+
+
+@pytest.mark.parametrize("kind", [LANDLOCK, PROCESS])
+def test_a_suspended_process_ends_with_a_killed_judge(kind: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", CANDIDATES["judge"], kind], stdout=subprocess.PIPE) as judge:
+        assert judge.stdout and judge.stdout.readline()
+        left = descendants(judge.pid)
+        judge.kill()
+    end = time.monotonic() + 30
+    while left and time.monotonic() < end:
+        states = {process.pid: process.info["status"] for process in psutil.process_iter(["status"])}
+        left = {process for process in left if states.get(process, psutil.STATUS_ZOMBIE) != psutil.STATUS_ZOMBIE}
+    assert not left
 
 
 @pytest.mark.parametrize("waking", CANDIDATES["waking"])

@@ -13,8 +13,9 @@ from kernel_hub.git.configuration import GitConfiguration
 from kernel_hub.git.objects import FileChange, PullRequest, peeled, retry_reading, tree_diff, write_commit
 from kernel_hub.git.owned_files import OwnedFiles
 from kernel_hub.git.refs import GitRefs
-from kernel_hub.git.tree_changes import changed_tree
+from kernel_hub.git.tree_changes import add_folders, changed_tree
 from kernel_hub.refusals import bad_request, conflict, forbidden, moved_meanwhile, no_revision
+from kernel_hub.storage.disk import BLOCK
 
 # Lets `git` with LFS read a clone.
 _ATTRIBUTES = b"*.so filter=lfs diff=lfs merge=lfs -text\n*.a filter=lfs diff=lfs merge=lfs -text\n"
@@ -133,8 +134,10 @@ class GitCommits:
         merged = tip is not None and (tip == head or self._git.descendant_of(tip, head))
         return PullRequest(number, base, head, merged)
 
-    def merge(self, number: int, commit: str, author: str) -> str:
+    def merge(self, number: int, commit: str, author: str, claim: Callable[[int], None]) -> str:
         """Merge a pull request into its branch, and return the commit that the branch then points to.
+
+        `claim` is called with the bytes of new objects before they are written.
 
         Raises:
             Refusal: If there is no such pull request or branch, it is not at `commit`, or they changed the same files.
@@ -162,6 +165,8 @@ class GitCommits:
                     f"{', '.join(paths[:5])} changed on {request.base} as well: commit to refs/pr/{number} again"
                 )
             new = [(path, blob) for path, blob in theirs.items() if path not in ours]
+            folders: set[str] = set()
+            claim(BLOCK * sum(add_folders(folders, path) for path, _ in new))
             changes = [FileChange(path, blob if int(blob, 16) else None) for path, blob in new]
             changed = changed_tree(self._git, tip, changes)  # which refuses names that differ in case only
             tree = str(changed.write())

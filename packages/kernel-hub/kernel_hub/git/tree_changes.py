@@ -10,7 +10,9 @@ from pygit2.enums import FileMode
 
 from kernel_hub import names
 from kernel_hub.git.objects import FileChange, peeled, retry_reading
-from kernel_hub.refusals import bad_request, no_entry
+from kernel_hub.refusals import bad_request, no_entry, too_large
+
+_MOST_FOLDERS = 2000  # that a commit changes: each is a new object, which is written under the repository's lock
 
 
 class Folder:
@@ -93,6 +95,20 @@ class Folder:
             return builder.write()
 
         return retry_reading(write)
+
+
+def add_folders(changed: set[str], path: str) -> int:
+    """Add the folders of a changed file to those that a commit changes; return how many were not there.
+
+    Raises:
+        Refusal: If there are too many.
+    """
+    before = len(changed)
+    while (path := path.rpartition("/")[0]) not in changed:
+        changed.add(path)
+    if len(changed) > _MOST_FOLDERS:
+        raise too_large(f"more than {_MOST_FOLDERS} changed folders in one commit; make several")
+    return len(changed) - before
 
 
 def changed_tree(git: pygit2.Repository, base: str, changes: Sequence[FileChange]) -> Folder:

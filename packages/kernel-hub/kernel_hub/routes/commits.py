@@ -20,6 +20,7 @@ from kernel_hub import names
 from kernel_hub.git.ignore import ignored
 from kernel_hub.git.objects import FileChange, LargeFile, read_pointer
 from kernel_hub.git.repository import GitRepository
+from kernel_hub.git.tree_changes import add_folders
 from kernel_hub.http.commit_body import CommitBody
 from kernel_hub.http.receive import blocks
 from kernel_hub.hub_service import Hub
@@ -216,6 +217,7 @@ class _Upload:
         self.header: dict[str, Any] = {}
         self.changes: list[FileChange] = []
         self.large: list[IncomingFile] = []
+        self._folders: set[str] = set()
         self.directory = staged.enter_context(repository.refs.new.staged())
 
     def new_file(self) -> IncomingFile:
@@ -232,8 +234,9 @@ class _Upload:
         path = value.get("path")
         if not isinstance(path, str):
             raise bad_request(f"{key}: expected a 'path'")
+        self._claim(BLOCK * add_folders(self._folders, names.path(path.rstrip("/"))))
         if key in {"deletedFile", "deletedFolder", "deletedEntry"}:
-            self.changes.append(FileChange(names.path(path.rstrip("/")), is_folder=key == "deletedFolder"))
+            self.changes.append(FileChange(path.rstrip("/"), is_folder=key == "deletedFolder"))
             return
         if is_bytecode(names.path(path, is_new=True)):
             raise bad_request(f"{path} is bytecode, which Python runs in place of a source: delete it")

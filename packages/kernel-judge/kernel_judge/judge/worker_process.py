@@ -36,7 +36,6 @@ from kernel_judge.judge.process_tree import (
     signal_each,
     suspend_descendants,
     thread_switches,
-    wait_until_stopped,
 )
 from kernel_sandbox import sandbox
 from kernel_sandbox.answers import read_answer
@@ -209,12 +208,13 @@ class WorkerProcess(ExitStack):
         return sum(self._suspended.values())
 
     def stop(self) -> None:
-        """Suspend the worker's processes on a CPU until the next command, or `go_on`."""
+        """Suspend the worker's processes on a CPU until the next command, or `go_on`.
+
+        The guard is not suspended: it ends them when this process is killed.
+        """
         if self._device != "cpu" or self._suspended:
             return
-        self._signal(signal.SIGSTOP)
-        wait_until_stopped({self.process.pid})
-        processes = {self.process.pid, *suspend_descendants(self.process.pid, wait=True)}
+        processes = suspend_descendants(self.process.pid, wait=True)
         self._suspended = {process: _cpu_seconds(process) for process in processes}
         self._threads = thread_switches(processes)
 
@@ -235,7 +235,7 @@ class WorkerProcess(ExitStack):
         """
         if not self._suspended:
             return
-        now = thread_switches({self.process.pid, *descendants(self.process.pid)})
+        now = thread_switches(descendants(self.process.pid))
         woken = [thread for thread, was in self._threads.items() if was[0] == STOPPED and now.get(thread) != was]
         used = sum(max(_cpu_seconds(process) - before, 0.0) for process, before in self._suspended.items())
         if woken or now.keys() - self._threads.keys() or used > _MOST_SUSPENDED_SECONDS:
@@ -248,16 +248,12 @@ class WorkerProcess(ExitStack):
             signal_each(self._suspended, signal.SIGCONT)
             self._suspended = {}
 
-    def _signal(self, number: int) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
-
     def _kill(self) -> None:
-        signal_each(suspend_descendants(self.process.pid), signal.SIGKILL)
-        self._signal(signal.SIGCONT)  # a guard ends after them
+        signal_each(suspend_descendants(self.process.pid), signal.SIGKILL)  # a guard ends after them
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_GUARD_SECONDS)
-        self._signal(signal.SIGKILL)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def _death(self) -> str:
