@@ -16,8 +16,7 @@ LABELS[0, :5] = -100
 
 def gradients(model, **options):
     output = model(TOKENS, labels=LABELS, use_cache=False, **options)
-    loss = output.loss
-    return loss, output.logits, torch.autograd.grad(loss, list(model.parameters()))
+    return output.loss, output.logits, torch.autograd.grad(output.loss, list(model.parameters()))
 
 
 # The mean, and a sum; gemma2 has tied weights and a softcap.
@@ -67,36 +66,33 @@ def test_logits_stay_by_default_and_the_report_names_the_option(blocks):
     assert "accelerate(model, logits=False)" in reason
 
 
-class Head(nn.Module):
-    """A head that returns its loss alone, of a kind."""
+LOSSES = {
+    "smoothed": lambda rows, labels: F.cross_entropy(rows, labels, label_smoothing=0.1, ignore_index=3),
+    "weighted": lambda rows, labels: F.cross_entropy(rows, labels, torch.linspace(1, 2, 40, device=rows.device)),
+    "each row": lambda rows, labels: F.cross_entropy(rows, labels, reduction="none").amax(),
+    "shares": lambda rows, labels: F.cross_entropy(rows, F.one_hot(labels, 40).float()),
+    "folded": lambda rows, labels: F.cross_entropy(rows.reshape(-1, 20), labels.repeat_interleave(2) % 20),
+    "used": lambda rows, labels: F.cross_entropy(rows, labels) + rows.square().mean(),
+    "scalars": lambda rows, labels: (
+        F.silu(loss := F.cross_entropy(rows, labels)) * (loss * torch.rsqrt(loss.square().mean(-1, keepdim=True) + 1))
+    ),
+}
 
-    def __init__(self, kind, dtype=torch.float32):
+
+class Head(nn.Module):
+    """A head, on a norm with scalars as modulation, that returns its loss alone."""
+
+    def __init__(self, kind, dtype):
         super().__init__()
         self.norm, self.linear, self.kind = nn.RMSNorm(16, dtype=dtype), nn.Linear(16, 40, dtype=dtype), kind
 
     def forward(self, x, target):
-        logits = self.linear(self.norm(x))
-        rows, labels = logits.flatten(0, 1).float(), target.flatten()
-        if self.kind == "smoothed":
-            return F.cross_entropy(rows, labels, label_smoothing=0.1, ignore_index=3)
-        if self.kind == "weighted":
-            return F.cross_entropy(rows, labels, torch.linspace(1, 2, 40, device=x.device))
-        if self.kind == "each row":
-            return F.cross_entropy(rows, labels, reduction="none").amax()
-        if self.kind == "shares":
-            return F.cross_entropy(rows, F.one_hot(labels, 40).float())
-        if self.kind == "folded":
-            return F.cross_entropy(logits.reshape(-1, 20).float(), target.repeat(1, 2).flatten() % 20)
-        if self.kind == "used":
-            return F.cross_entropy(rows, labels) + logits.square().mean()
-        if self.kind == "scalars":
-            scale, shift = self.linear.bias[:2].unbind()
-            loss = F.cross_entropy(self.linear(self.norm(x) * (1 + scale) + shift).flatten(0, 1).float(), labels)
-            return F.silu(loss) * scale + loss * torch.rsqrt(loss.square().mean(-1, keepdim=True) + 1)
-        raise ValueError(self.kind)
+        scale, shift = self.linear.bias[:2].unbind()
+        rows = self.linear(self.norm(x) * (1 + scale) + shift).flatten(0, 1).float()
+        return LOSSES[self.kind](rows, target.flatten())
 
 
-@pytest.mark.parametrize("kind", ["smoothed", "weighted", "each row", "shares", "folded", "used", "scalars"])
+@pytest.mark.parametrize("kind", LOSSES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_only_losses_that_the_kernel_computes_are_replaced(blocks, kind, dtype):
     model, x, target = Head(kind, dtype), torch.randn(2, 6, 16, dtype=dtype), torch.randint(40, (2, 6))

@@ -15,22 +15,8 @@ from torch.fx import GraphModule, Node
 from .attention import drop_causal_mask, group_heads
 from .editing import Editor, broadcasts, fits, is_alike
 from .kernel_set import DEVICE, adaln, geglu, loss, rmsnorm, rope3d
-from .matching import (
-    Match,
-    Pattern,
-    argument,
-    call,
-    dtype_of,
-    match,
-    named,
-    narrow,
-    one_plus,
-    operation,
-    shape_of,
-    tagged,
-    value,
-    wide,
-)
+from .matching import Match, Pattern, argument, dtype_of, match, operation, shape_of, value
+from .patterns import ACTIVATED, GATED, MODULATED, NORM
 from .rotations import halves, rotate, rotate_together
 from .training import GATES, gated_linear, join_loss, recompute_gate
 
@@ -38,32 +24,6 @@ from .training import GATES, gated_linear, join_loss, recompute_gate
 _ADDMM_ACTIVATION = getattr(torch.ops.aten, "_addmm_activation", None)
 HAS_EPILOGUE = DEVICE == "cuda" and _ADDMM_ACTIVATION is not None
 
-_x, _weight, _eps = named("x"), named("weight"), named("eps", number=True)
-_any_weight, _any_bias = named("weight", optional=True), named("bias", optional=True)
-_branch, _gate = named("branch"), named("gate")
-
-_variance = call("mean", wide(_x) ** 2) + _eps  # of the last dimension, which is kept
-_normalized = wide(_x) * (call("rsqrt", _variance) | _variance**-0.5)
-_normalized |= wide(_x) / (call("sqrt", _variance) | _variance**0.5)
-_WIDE_NORM = (  # before it is rounded to the dtype of x
-    tagged("offset", (1 + wide(_weight)) * _normalized)
-    | tagged("rms", wide(_weight) * _normalized)
-    | tagged("rms", _normalized)
-    | tagged("layer", call("layer_norm", wide(_x), wide(_any_weight), wide(_any_bias), _eps))
-)
-_NORM = (
-    narrow(_WIDE_NORM)
-    | tagged("before_weight", _weight * narrow(_normalized))
-    | tagged("layer", call("layer_norm", _x, _any_weight, _any_bias, _eps))
-    | tagged("rms", call("rms_norm", _x, _any_weight, _eps))
-)
-_modulation = (one_plus(named("scale")), named("shift"))
-_MODULATED = {
-    "each": _NORM * _modulation[0] + _modulation[1],
-    "last": narrow(_WIDE_NORM * _modulation[0] + _modulation[1]),
-}
-_GATED = {"each": _x + _branch * _gate, "last": narrow(wide(_x) + wide(_branch) * _gate)}
-_ACTIVATED = {name: call(name, named("gate")) * named("up") for name in ("silu", "gelu")}
 _RESULTS = {"add", "mul", "div", "cast", "layer_norm", "rms_norm"}  # the last operations of the patterns
 _NORMS = (rmsnorm.rms_norm, adaln.ada_layer_norm, adaln.ada_rms_norm)
 
@@ -97,12 +57,12 @@ def fuse(module: GraphModule, returns_logits: bool = True) -> list[tuple[Node, s
         drop_causal_mask,
         group_heads,
         rotate,
-        partial(_replace_match, patterns=_MODULATED, kernel_of=_modulated),
-        partial(_replace_match, patterns={"": _NORM}, kernel_of=_normalized_by),
-        partial(_replace_match, patterns=_GATED, kernel_of=_gated),
+        partial(_replace_match, patterns=MODULATED, kernel_of=_modulated),
+        partial(_replace_match, patterns={"": NORM}, kernel_of=_normalized_by),
+        partial(_replace_match, patterns=GATED, kernel_of=_gated),
         _add_before_norm,
         rotate_together,
-        partial(_replace_match, patterns=_ACTIVATED, kernel_of=_activated),
+        partial(_replace_match, patterns=ACTIVATED, kernel_of=_activated),
         recompute_gate,
         _join_gelu,
     ):
@@ -185,9 +145,7 @@ def _add_before_norm(editor: Editor, node: Node) -> None:
     if not is_gated and (operation(total) != "add" or total.kwargs):
         return
     x, branch, *gating = total.args
-    if not is_alike(total, x, branch):
-        return
-    kernel = _sum_and_norm(node, x, branch, *gating)
+    kernel = _sum_and_norm(node, x, branch, *gating) if is_alike(total, x, branch) else None
     if kernel is None or not editor.may_join([total], node):
         return
     function, args, is_sum_last = kernel

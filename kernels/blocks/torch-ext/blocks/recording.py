@@ -163,14 +163,12 @@ class _Writer(TorchFunctionMode):
         kind, target, args = _call_of(function, args)
         if not _has_tensors(result) and not changes(Node(self.graph, "", kind, target, (), {})):
             return  # a size or a dtype
-        node = self.graph.create_node(
-            kind, target, map_aggregate(args, self._argument), map_aggregate(kwargs, self._argument)
-        )
+        arguments: Any = map_aggregate((args, kwargs), self._argument)
+        node = self.graph.create_node(kind, target, *arguments)
         path, cls = self._stack[-1]
         node.meta["nn_module_stack"] = {path: (path, cls)}
-        if changes(node) or any(
-            id(leaf) not in self._nodes for leaf in tree_leaves(result) if isinstance(leaf, Tensor)
-        ):
+        is_known = all(id(leaf) in self._nodes for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+        if changes(node) or not is_known:
             self._name_results(node, result)
         else:
             self.graph.erase_node(node)  # it returned its argument

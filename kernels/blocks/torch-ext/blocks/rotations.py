@@ -243,9 +243,7 @@ def _table(editor: Editor, place: Node, table: Node, part: Any, dim: Optional[in
     known = editor.copies.get((table, part, dim))
     if known is not None and before is not place:
         return known
-    node = table
-    if part is not None:
-        node = editor.insert_view(before, part, table)
+    node = table if part is None else editor.insert_view(before, part, table)
     if value(node).stride(-1) != 1:
         node = editor.insert_view(before, "contiguous", node)
     if dim is not None:
@@ -337,18 +335,14 @@ def _normalize(editor: Editor, node: Node) -> None:
     norms = [origin(part)[0] for part in given]
     if any(norm.target is not rmsnorm.rms_norm or len(norm.users) != 1 for norm in norms):
         return
-    if any(norm.args[2:] != norms[0].args[2:] for norm in norms):
-        return
-    kinds = {_kind(norm, heads) for norm, heads in zip(norms, given)}
-    (kind,) = kinds if len(kinds) == 1 else (None,)
-    if kind is None or not editor.may_join(norms, node):
+    (kind, eps, offset, rounding), *others = {(_kind(*pair), *pair[0].args[2:]) for pair in zip(norms, given)}
+    if kind is None or others or not editor.may_join(norms, node):
         return
     heads = [editor.repeat_views(node, reversed(origin(part)[1]), norm.args[0]) for norm, part in zip(norms, given)]
     if any(value(part).stride(-1) != 1 for part in heads):
         return
     weights = [norm.args[1] for norm in norms]
     padding = [None] * (2 - len(heads))
-    eps, offset, rounding = norms[0].args[2:]
     options = {"eps": eps, "offset": offset, "rounding": rounding, "norm": kind, **node.kwargs}
     args = (*heads, *padding, *weights, *padding, *node.args[2:])
     editor.replace(node, editor.insert(node, rope3d.norm_rotary, args, options))

@@ -77,10 +77,7 @@ def _head_of(logits: Any) -> Optional[tuple[list[Node], float]]:
         is_wider = name == "cast" and dtype_of(logits) == torch.float32
         if is_wider or (name in _ROWS and shape_of(logits)[-1] == shape_of(logits.args[0])[-1]):
             logits = logits.args[0]
-        elif name == "mul" and not cap:
-            capped = match(_CAPPED, logits)
-            if capped is None:
-                return None
+        elif not cap and (capped := match(_CAPPED, logits)) is not None:
             chain += capped.nodes
             logits, cap = capped["x"], float(capped["cap"])
         else:
