@@ -20,6 +20,8 @@ from kernel_format.files import temporary_directory
 
 _NEW = " is new"
 _SCHEMA = re.compile(r"(?:\w+::)?(?P<name>[A-Za-z_]\w*(?:\.\w+)?)\(.*\) -> (?:\(.*\)|[A-Za-z]\S*)")
+# griffe would run git in the package, by the package's own configuration.
+griffe.GitInfo.from_package = classmethod(lambda *_: None)  # type: ignore[method-assign, assignment]
 Kind = Literal["function", "class", "module", "attribute"]
 
 
@@ -87,7 +89,7 @@ def read(package: Path) -> Api:
             kernel = directory / "kernel"
             kernel.mkdir()
             for path in top.resolve().iterdir():
-                if not _is_compatibility_folder(path):
+                if not path.name.startswith(".") and not _is_compatibility_folder(path):
                     (kernel / path.name).symlink_to(path)
             loader = griffe.GriffeLoader(search_paths=[str(directory)], allow_inspection=False)
             try:

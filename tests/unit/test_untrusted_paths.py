@@ -23,6 +23,7 @@ from kernel_builder.toolchain import archives
 from kernel_builder.toolchain.lock import PinnedFile
 from kernel_format.errors import KernelBuilderError, PackageError, VerificationError
 from kernel_format.untrusted_paths import UnsafePath, checked_path, checked_tree
+from tests.support.git import git
 from tests.support.loopback import QuietHandler, served
 
 pytestmark = pytest.mark.attack
@@ -237,3 +238,14 @@ def test_a_listing_is_bounded(answer: Callable[[HostileHub], None], monkeypatch:
     answer(HostileHub({}, [(f"a{number}", b"") for number in range(12)]))
     with pytest.raises(VerificationError, match="more than"):
         repository().files(COMMIT)
+
+
+def test_reading_the_api_runs_no_program_of_the_package(tmp_path: Path) -> None:
+    package, ran = tmp_path / "torch-cpu", tmp_path / "ran"
+    package.mkdir()
+    (package / "__init__.py").write_text("def double(x): ...\n")
+    git(package, "init", "--quiet")
+    git(package, "add", "__init__.py")
+    git(package, "config", "core.fsmonitor", f"touch {ran}; false")
+    assert [*package_api.read(package).members] == ["double"]
+    assert not ran.exists()
