@@ -146,7 +146,7 @@ def _is_anonymous(scope: Scope) -> bool:
 class RequestObserver:
     """Middleware that gives each request an id, a line in the log and the audit log, and an entry in the metrics.
 
-    Requests without a token take at most a quarter of the threads.
+    Requests without a token take at most a quarter of the threads, and none while they send their body.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, audit: logging.Logger | None) -> None:
@@ -163,14 +163,32 @@ class RequestObserver:
         request_id = uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
         status: int | None = None
-        waiting = _is_anonymous(scope)
+        waits = _is_anonymous(scope)
+        held = False
+
+        async def hold() -> None:
+            nonlocal held
+            if waits and not held and status is None:
+                with self._metrics.waiting.track_inprogress():
+                    await self._anonymous.acquire()
+                held = True
+
+        def release() -> None:
+            nonlocal held
+            if held:
+                self._anonymous.release()
+            held = False
+
+        async def received() -> Message:
+            release()
+            message = await receive()
+            await hold()
+            return message
 
         async def noted(message: Message) -> None:
-            nonlocal status, waiting
+            nonlocal status
             if message["type"] == "http.response.start":
-                if waiting:
-                    self._anonymous.release()
-                waiting = False
+                release()
                 status = message["status"]
                 self._write_audit(scope, status)
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode()), *_CACHING]
@@ -178,13 +196,10 @@ class RequestObserver:
 
         self._metrics.active.inc()
         try:
-            if waiting:
-                with self._metrics.waiting.track_inprogress():
-                    await self._anonymous.acquire()
-            await self._app(scope, receive, noted)
+            await hold()
+            await self._app(scope, received, noted)
         finally:
-            if waiting:
-                self._anonymous.release()
+            release()
             if status is None:
                 self._write_audit(scope, None)
             self._metrics.active.dec()

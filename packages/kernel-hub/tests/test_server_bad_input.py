@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -259,6 +259,18 @@ def test_no_body_stops_other_requests(shared: RunningHub) -> None:
                 waits.append(time.monotonic() - began)
         assert {one.result().status_code for one in asked} == {status}, (url, asked[0].result().text)
         assert max(waits) < 2.5, (url, body[:9], waits)
+
+
+def test_bodies_that_do_not_arrive_stop_nobody(shared: RunningHub) -> None:
+    head = b"POST /api/kernels/me/none/paths-info/main HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
+    with ExitStack() as opened:
+        slow = [opened.enter_context(socket.create_connection(target(shared.url))) for _ in range(32)]
+        for connection in slow:
+            connection.sendall(head)
+        time.sleep(0.5)
+        assert requests.get(f"{shared.url}/api/kernels/{KERNEL}", timeout=5).ok
+        slow[0].sendall(b" " * 99)
+        assert slow[0].recv(100).startswith(b"HTTP/1.1 4")
 
 
 POST = b"POST /api/validate-yaml HTTP/1.1\r\nHost: localhost\r\n"
