@@ -34,21 +34,27 @@ repository() {
     find "$to" -name '*.lock' -delete
 }
 
-# A repository that is renamed meanwhile is found by its new name in the next round.
-more=yes
-while [ -n "$more" ]; do
-    more=
+# A repository that is renamed meanwhile keeps its inode and its time of birth; one that is created again does not.
+identity() { stat -c '<%i %w>' "$@" 2>/dev/null || true; }
+first=$(identity "$root"/repositories/*/*.git)
+more=yes rounds=0
+while [ -n "$more" ] && [ "$rounds" -lt 50 ]; do
+    more='' rounds=$((rounds + 1))
     for path in "$root"/repositories/*/*.git; do
-        name=${path#"$root"/repositories/}
-        if [ -d "$path" ] && [ ! -d "$target/repositories/$name" ]; then
-            more=yes
-            repository "$name" || [ ! -d "$path" ] || exit 1
-        fi
+        copied=$target/repositories/${path#"$root"/repositories/}
+        [ -d "$path" ] && [ ! -d "$copied" ] || continue
+        began=$(identity "$path")
+        repository "${path#"$root"/repositories/}" || [ "$(identity "$path")" != "$began" ] || exit 1
+        [ "$(identity "$path")" = "$began" ] || rm -rf "$copied"
     done
-done
-for path in "$target"/repositories/*/*.git; do
-    name=${path#"$target"/repositories/}
-    [ -d "$root/repositories/$name" ] || rm -rf "$path"        # deleted or renamed while it was copied
+    for path in "$target"/repositories/*/*.git; do
+        [ -d "$root/repositories/${path#"$target"/repositories/}" ] || rm -rf "$path"  # deleted or renamed meanwhile
+    done
+    for path in "$root"/repositories/*/*.git; do
+        [ ! -d "$target/repositories/${path#"$root"/repositories/}" ] || continue
+        now=$(identity "$path")
+        case $first in *"${now:-none}"*) more=$path ;; esac
+    done
 done
 [ ! -d "$root/large" ] || copy "$root/large" "$target/"
 for path in "$target"/repositories/*/*.git; do
@@ -59,3 +65,4 @@ for path in "$target"/repositories/*/*.git; do
     done
 done
 sync
+[ -z "$more" ] || { echo "$more was renamed again and again and is missing; the other copies are complete" >&2; exit 1; }

@@ -19,6 +19,8 @@ from huggingface_hub.errors import HfHubHTTPError
 from raw_requests import commit, hub_command, until
 
 from kernel_hub import tokens
+from kernel_hub.hub_service import Hub
+from kernel_hub.settings import Settings
 from tests.support.alternating_proxy import alternating_proxy
 from tests.support.loopback import QuietHandler, served
 from tests.support.running_hub import RunningHub, running_hub
@@ -289,3 +291,21 @@ def test_a_backup_beside_writers_is_restored(start_hub: Callable[..., RunningHub
         subprocess.run([*fsck, "--strict"], check=True, capture_output=True)
     assert restored.api().repo_info("b/two", repo_type="kernel").private
     assert subprocess.run([str(BACKUP), str(tmp_path), str(tmp_path / "x")], check=False).returncode == 2
+
+
+@pytest.mark.attack
+def test_a_backup_has_repositories_that_are_renamed_at_its_end(tmp_path: Path) -> None:
+    """r1 is renamed when all are copied, and r2 when the copy of r1 is removed."""
+    hub, programs = tmp_path / "hub", tmp_path / "bin"
+    programs.mkdir()
+    for name in ("a/r0", "a/r1", "a/r2"):
+        Hub(Settings(hub)).repositories.create(name, private=False, author="a")
+    for program, copy, old, new in (("find", "r2", "r1", "x1"), ("rm", "r1", "r2", "x2")):
+        move = f"cd {hub}/repositories/a && [ ! -d {old}.git ] || mv {old}.git {new}.git"
+        lines = ["#!/bin/sh", f'case "$*" in */{copy}.git*) ({move}) ;; esac', f'exec {shutil.which(program)} "$@"']
+        (programs / program).write_text("\n".join(lines))
+        (programs / program).chmod(0o755)
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    subprocess.run([str(BACKUP), str(hub), str(tmp_path / "copy")], check=True, env=environment)
+    copies = {path.name for path in (tmp_path / "copy/repositories/a").iterdir()}
+    assert copies == {"r0.git", "x1.git", "x2.git"}
