@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from auditwheel.elfutils import elf_find_versioned_symbols
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection, GNUVerSymSection
+from elftools.elf.sections import Section as ElfSection
 from elftools.elf.sections import StringTableSection, SymbolTableSection
 
 _TEXTS = ("DT_NEEDED", "DT_RPATH", "DT_RUNPATH")
@@ -122,7 +123,15 @@ def defined_symbols(path: Path) -> list[DefinedSymbol]:
 def constants(path: Path) -> list[bytes]:
     """Return the read-only data sections (`.rodata*`) of an ELF file."""
     with _opened(path) as elf:
-        return [section.data() for section in elf.iter_sections() if section.name.startswith(".rodata")]
+        return _contents(path, [section for section in elf.iter_sections() if section.name.startswith(".rodata")])
+
+
+def _contents(path: Path, sections: Sequence[ElfSection]) -> list[bytes]:
+    """Return the contents of sections, which have together at most the file's size."""
+    kept = [section for section in sections if section["sh_type"] != "SHT_NOBITS"]
+    if any(section.compressed for section in kept) or sum(section["sh_size"] for section in kept) > path.stat().st_size:
+        raise Unreadable(f"{path.name} has sections that are compressed or overlap")
+    return [bytes(section.data()) for section in kept]
 
 
 def sections(path: Path) -> list[Section]:
@@ -139,7 +148,7 @@ def section(path: Path, name: str) -> bytes | None:
     """Return the content of a section of an ELF file; None if it has none of this name."""
     with _opened(path) as elf:
         section = elf.get_section_by_name(name)
-        return bytes(section.data()) if section else None
+        return b"".join(_contents(path, [section])) if section else None
 
 
 def without_definitions(archive: bytes, dropped: Container[str]) -> bytes:

@@ -194,11 +194,14 @@ def _audited(
     texts = (path.read_text(encoding="utf-8", errors="replace") for path in package.directory.rglob("*.py"))
     fakes = {name for text in texts for name in _FAKE.findall(text)}
     binaries: list[elf.SharedObject] = []
-    code: dict[Path, list[DeviceCode]] = {}
+    code: list[DeviceCode] = []
+    kernels: dict[str, tuple[str, ...]] = {}
     for path in report.package.binary_paths:
         with suppress(elf.Unreadable):  # a check reports it
             binaries.append(elf.read(path))
-            code[path] = [part for backend in backends.every() for part in backend.device_code(path) or ()]
+            parts = [part for backend in backends.every() for part in backend.device_code(path) or ()]
+            code += parts
+            kernels.update(_kernels(path, parts) if parts else ())
     undefined = [symbol for binary in binaries for symbol in binary.undefined if symbol.version or not symbol.weak]
     digest = () if opened.files is None else _listed_digest(package, opened.files)
     return AuditedVariant(
@@ -207,8 +210,8 @@ def _audited(
         requires={**card.requirements(package.variant), **_oldest_runtimes(binaries)},
         changes=fit.changes(parse(package.variant), package.metadata, environment),
         archs=package.metadata.archs,
-        device_code=_by_architecture([part for parts in code.values() for part in parts]),
-        kernels={name: archs for path, parts in code.items() if parts for name, archs in _kernels(path, parts)},
+        device_code=_by_architecture(code),
+        kernels=kernels,
         libraries=tuple(sorted({library for binary in binaries for library in binary.needed})),
         symbols=dict(Counter(library_of(report.package, symbol) for symbol in undefined)),
         ops=tuple({"schema": schema, "fake": name in fakes} for name, schema in ops.items()),

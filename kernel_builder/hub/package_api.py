@@ -19,6 +19,7 @@ from kernel_format.errors import PackageError
 from kernel_format.files import temporary_directory
 
 _NEW = " is new"
+_TEXT = re.compile(rb"[^\0]+")
 _SCHEMA = re.compile(r"(?:\w+::)?(?P<name>[A-Za-z_]\w*(?:\.\w+)?)\(.*\) -> (?:\(.*\)|[A-Za-z]\S*)")
 # griffe would run git in the package, by the package's own configuration.
 griffe.GitInfo.from_package = classmethod(lambda *_: None)  # type: ignore[method-assign, assignment]
@@ -175,7 +176,7 @@ def _schemas(package: Path) -> Iterator[tuple[str, str]]:
             constants = elf.constants(binary)
         except elf.Unreadable:
             continue
-        for text in (text for data in constants for text in data.split(b"\0") if b") -> " in text):
+        for text in (text[0] for data in constants for text in _TEXT.finditer(data) if b") -> " in text[0]):
             schema = " ".join(text.decode("utf-8", "replace").split())
             if match := _SCHEMA.fullmatch(schema):
                 yield match["name"], schema[match.start("name") :]
