@@ -32,6 +32,7 @@ _LITERAL = re.compile(
     rb"(?P<comment>//[^\n]*|/\*.*?(?:\*/|\Z))"
     rb"|(?<!\w)(?:u8|[uUL])?(?P<raw>R\"([^()\\\s\"]{0,16})\(.*?(?:\)\3\"|\Z))"
     rb"|(?<!\w)(?:u8|[uUL])?(?P<character>'(?:\\[^\n]|[^'\\\n]){1,16}')"
+    rb"|(?<!\w)(?:u8|[uUL])?'[^\n]*"  # in a block that a condition skips, as an unmatched quote
     rb"|\"(?:\\[^\n]|[^\"\\\n])*\"?)",
     re.DOTALL,
 )
@@ -42,8 +43,13 @@ _INCLUDE = re.compile(
     rb"<([^>\n]+)>|\"([^\"\n]+)\"|([^\s<\"]))",
     re.M,
 )
-# Conditions and macros, and the headers in them: a project's macro may pass a name on to __has_include.
-_CONDITION = re.compile(rb"^" + _SPACE + rb"(?:#|%:|\?\?=)" + _SPACE + rb"(?:if|elif|define)(?!\w)([^\n]*)", re.M)
+# Conditions and macros, and the headers in them: a project's macro may pass its parameter on to __has_include.
+_CONDITION = re.compile(rb"^" + _SPACE + rb"(?:#|%:|\?\?=)" + _SPACE + rb"(if|elif|define)(?!\w)([^\n]*)", re.M)
+_HAS = rb"__has_(?:include|include_next|embed)(?!\w)"
+_PASSES_ON = re.compile(rb"\s*(\w+)\(\s*(\w+)\s*\)\s*\(?\s*" + _HAS + rb"\s*\(\s*\2\s*\)\s*\)?\s*")
+_NAMED = re.compile(rb"\s*(\w+)\s+(?:<[^>\n]+>|\"[^\"\n]+\")\s*")
+_MACRO = re.compile(rb"\s*(\w+)(?:\([^)]*\))?")
+_CALL = re.compile(rb"(?:\bdefined\s*\(?\s*\w+)|(\w+)\s*\(\s*([^\s<\"][^)]*)")
 _ASKED = re.compile(rb"[\s(](?:<([^<>()\s]+)>|\"([^\"\n]+)\")")
 _NAMESPACE = re.compile(rb"(TORCH|TVM_FFI)_EXTENSION_NAME")
 # Directives of the assembler that read a file.
@@ -74,6 +80,10 @@ class _File:
     quoted: tuple[str, ...]
     embedded: tuple[str, ...]  # "" for a name in a macro
     asked: tuple[str, ...]
+    passes_on: frozenset[bytes]  # macros that pass their parameter on to __has_include
+    named: frozenset[bytes]  # macros that are a header's name
+    defined: frozenset[bytes]  # other macros
+    calls: frozenset[tuple[bytes, bytes]]  # (a macro, its argument that is no header's name) in conditions
     asks: bool
     asks_next: bool
     computed: bool
@@ -106,13 +116,27 @@ def _read(path: Path, _size: int, _mtime: int) -> _File:
             (angled if match[2] else quoted).append(name)
         else:
             computed = True
-    asked = (b"".join(match.groups(b"")) for line in _CONDITION.finditer(bare) for match in _ASKED.finditer(line[1]))
+    asked: list[bytes] = []
+    passes_on, named, defined, calls = set[bytes](), set[bytes](), set[bytes](), set[tuple[bytes, bytes]]()
+    for keyword, line in _CONDITION.findall(bare):
+        asked += (b"".join(match.groups(b"")) for match in _ASKED.finditer(line))
+        if keyword == b"define" and (macro := _PASSES_ON.fullmatch(line) or _NAMED.fullmatch(line)):
+            (passes_on if macro.re is _PASSES_ON else named).add(macro[1])
+            continue
+        if keyword == b"define" and (macro := _MACRO.match(line)):
+            defined.add(macro[1])
+            line = line[macro.end() :]  # noqa: PLW2901
+        calls.update((call, argument.strip()) for call, argument in _CALL.findall(line))
     return _File(
         digest=hashlib.sha256(content).hexdigest(),
         angled=tuple(angled),
         quoted=tuple(quoted),
         embedded=tuple(embedded),
         asked=tuple(name.decode("utf-8", "replace") for name in asked),
+        passes_on=frozenset(passes_on),
+        named=frozenset(named),
+        defined=frozenset(defined),
+        calls=frozenset(calls),
         asks=b"__has_" in bare,
         asks_next=b"_next" in bare,
         computed=computed,
@@ -166,6 +190,8 @@ def scan(
     digests: dict[str, str] = {}
     torch = python = namespace = libraries = asks = False
     asked: set[str] = set()
+    passes_on = {b"__has_include", b"__has_include_next", b"__has_embed"}
+    named, defined, calls = set[bytes](), set[bytes](), set[tuple[bytes, bytes]]()
     queue = [source]
     real = Path(os.path.realpath(root))
     while queue:
@@ -206,6 +232,16 @@ def scan(
                 python = python or _PYTHON_HEADERS.fullmatch(target) is not None
                 if library_headers and library_headers.fullmatch(target):
                     libraries = True
+        passes_on |= facts.passes_on
+        named |= facts.named
+        defined |= facts.defined
+        calls |= facts.calls
         asked.update(name for name in facts.asked if facts.asks_next or not _of_project(root, places, name))
+    if wrong := sorted(name.decode() for call, name in calls if call in passes_on and name not in named - defined):
+        raise ConfigError(
+            f"asks by __has_include for {wrong[0]}, which no macro of the project defines as a header's name",
+            where=str(root / source),
+            hint="write the header as <name.h> in the question, since other machines may lack it",
+        )
     found = tuple(sorted(asked)) if asks else ()
     return Scan(tuple(sorted(digests.items())), torch, python, namespace, libraries, found)

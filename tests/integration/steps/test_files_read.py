@@ -113,6 +113,18 @@ def test_a_build_does_not_ask_for_headers_of_other_packages(copy_project: Callab
             continue
         with pytest.raises(ConfigError, match=f"asks by __has_include for /usr/include/{header}, which neither"):
             planned(directory, CPU)
+    name, _ = header.split(".")
+    for text in (
+        f"#define H_(x) <x.h>\n#if __has_include(H_({name}))",
+        f"#define S_(x) #x\n#if __has_include_next (S_({header}))",
+        "#define ASK(x) __has_include(x)\n#if defined(ASK) && ASK(NAME)",
+        f"#define H_(x) <x.h>\n#define NAME H_({name})\n#if 0\n#define NAME <a.h>\n#elif __has_include(NAME)",
+        f"#define ASK __has_include\n#if ASK(<{header}>)",
+        f"#if 0\n' /*\n#endif\n#if __has_include(<{header}>) // */",
+    ):
+        source.write_text(f"{text}\n#endif\n{before}")
+        with pytest.raises(ConfigError, match=r"asks by __has_include for .*, which (no|neither)"):
+            planned(directory, CPU)
     source.write_text(f'#if __has_embed("../../x.h")\n#endif\n{before}')
     with pytest.raises(ConfigError, match=r"asks by __has_include for ../../x.h, which neither"):
         planned(directory, CPU)
