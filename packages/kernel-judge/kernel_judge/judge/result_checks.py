@@ -12,7 +12,7 @@ import torch
 from kernel_builder.api import POISON
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.comparison import Difference, ErrorRule, difference, finite_error
-from kernel_judge.judge.outside_inputs import expected_results, outside_difference, outside_inputs
+from kernel_judge.judge.outside_inputs import expected_results, outside_inputs
 from kernel_judge.judge.reference import Arguments, Reference, Results, Tensors
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 from kernel_tasks import Task
@@ -119,9 +119,7 @@ class ResultChecks:
 
     def _one_outside(self, number: int, reference: Reference, given: Arguments, name: str) -> None:
         known = expected_results(reference, given, min(self._rounding, _LOW_PRECISION))
-        if known is None:
-            return
-        if any(map(_overflows, known[0], (dtype for _, dtype in reference.accepted))):
+        if known is None or any(map(_overflows, known[0], (dtype for _, dtype in reference.accepted))):
             return
         case = {**describe(reference, given), "inputs": name}
         try:
@@ -130,8 +128,9 @@ class ResultChecks:
             raise RejectedError(
                 _OUTSIDE, f"right for the task's own inputs, wrong for {name}: {failure.kind}: {failure}", case
             ) from failure
-        wrong = outside_difference(results, *known, self._tolerance, given.tensors)
-        if wrong and not reference.accepts(given, results, known[0]):
+        eager, expected, allowed = known
+        wrong = difference(results, eager, expected, self._tolerance, given.tensors, allowed)
+        if wrong and not reference.accepts(given, results, eager):
             raise RejectedError(
                 _OUTSIDE, f"right for the task's own inputs, wrong for {name}: {wrong.text}", case | wrong.facts
             )

@@ -252,7 +252,8 @@ class _TimedRuns:
     def _compare(self, calls: Sequence[Arguments]) -> None:
         """Compare the candidate's results of the timed calls with eager's."""
         for given, results, expected in zip(calls, self._results, self._expected, strict=True):
-            if not self.rule.agree(results, expected) and not self.reference.accepts(given, results, expected):
+            agreed = self.rule.agree(self.reference, given, results, expected)
+            if not agreed and not self.reference.accepts(given, results, expected):
                 raise RejectedError(
                     "wrong-when-timed",
                     "a result of its timed calls is wrong, though the same shapes were right before: results must not "
