@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kernel_builder.api import ALLOWED_PEERS, Deviation, deviation, fault
 from kernel_judge.judge.reference import Arguments, Reference, Tensors
@@ -24,12 +25,12 @@ class Difference:
 
 
 def difference(
-    results: Sequence[torch.Tensor],
-    eager: Sequence[torch.Tensor],
-    exact: Sequence[torch.Tensor] | None,
+    results: Tensors,
+    eager: Tensors,
+    exact: Tensors | None,
     tolerance: float,
-    inputs: Sequence[torch.Tensor],
-    allowed: Sequence[float | None] | None = None,
+    inputs: Tensors,
+    slack: Sequence[float] = (),
 ) -> Difference | None:
     """Return where results differ by more than the tolerance, or None.
 
@@ -37,26 +38,20 @@ def difference(
     Where eager itself is off by more, only the comparison of errors applies. An index of another element of an input
     that is equal is right.
 
-    With `allowed`, the absolute error of each result that is right beside the tolerance, eager's own error does not
+    With `slack`, the absolute error of each result that is right beside the tolerance, eager's own error does not
     count, and the tolerance is relative to the largest element where that is below 1: inputs times 0.001 would else be
     compared with a tolerance as large as the results.
     """
-    each = zip(results, eager, exact or eager, allowed or [None] * len(eager), strict=True)
-    for number, (result, plain, expected, allowance) in enumerate(each, 1):
-        wrong = _wrong(result, plain, expected, tolerance, inputs, allowance)
+    for number, (result, plain, expected) in enumerate(zip(results, eager, exact or eager, strict=True), 1):
+        wrong = _wrong(result, plain, expected, tolerance, inputs, slack[number - 1] if slack else None)
         if bool(wrong.any()):
             return described(number, len(eager), result.double(), expected.double(), wrong)
     return None
 
 
 def _wrong(
-    result: torch.Tensor,
-    plain: torch.Tensor,
-    expected: torch.Tensor,
-    tolerance: float,
-    inputs: Sequence[torch.Tensor],
-    allowance: float | None = None,
-) -> torch.Tensor:
+    result: Tensor, plain: Tensor, expected: Tensor, tolerance: float, inputs: Tensors, allowance: float | None = None
+) -> Tensor:
     """Return which elements are wrong by the rule of `difference`. `plain` is eager's result."""
     if not plain.is_floating_point():
         wrong = (result != plain) & (plain == expected) & (allowance != math.inf)
@@ -68,7 +63,7 @@ def _wrong(
     return wrong & ~differs(plain.double(), b, tolerance, tolerance) if bool(wrong.any()) else wrong
 
 
-def differs(a: torch.Tensor, b: torch.Tensor, relative: float, absolute: float) -> torch.Tensor:
+def differs(a: Tensor, b: Tensor, relative: float, absolute: float) -> Tensor:
     """Return which elements differ too much; equal infinities and two NaNs do not differ."""
     near = (a - b).abs() <= absolute + relative * b.abs()
     if bool(near.all()) and bool(b.sum().isfinite()):  # the common case
@@ -77,7 +72,7 @@ def differs(a: torch.Tensor, b: torch.Tensor, relative: float, absolute: float) 
     return ~(near & b.isfinite()) & ~same
 
 
-def tied(result: torch.Tensor, plain: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+def tied(result: Tensor, plain: Tensor, inputs: Tensors) -> Tensor:
     """Return which integers are indices, along a dimension of an input, of elements that equal those of `plain`.
 
     The order of equal elements is open in `topk`, `sort`, `argmax` and their users. The compared values may be
@@ -109,13 +104,13 @@ _WRONG = 1 / 256  # of the elements of timed calls may be wrong: rounding decide
 _TIED = 4 * torch.finfo(torch.float32).eps  # units in the last place of float32
 
 
-def largest(tensor: torch.Tensor) -> float:
+def largest(tensor: Tensor) -> float:
     """Return the largest finite element, without its sign; 0 if there is none."""
     finite = tensor[tensor.isfinite()]
     return float(finite.abs().max()) if finite.numel() else 0.0
 
 
-def _can_index(index: torch.Tensor, source: torch.Tensor, dim: int) -> bool:
+def _can_index(index: Tensor, source: Tensor, dim: int) -> bool:
     others = [size for place, size in enumerate(source.shape) if place != dim]
     return (
         source.is_floating_point()
@@ -127,7 +122,7 @@ def _can_index(index: torch.Tensor, source: torch.Tensor, dim: int) -> bool:
     )
 
 
-def described(number: int, results: int, a: torch.Tensor, b: torch.Tensor, wrong: torch.Tensor) -> Difference:
+def described(number: int, results: int, a: Tensor, b: Tensor, wrong: Tensor) -> Difference:
     """Return the wrong elements of one of the results, in float64, with the expected values `b`."""
     which = "the result" if results == 1 else f"result {number} of {results}"
     kind = "not-finite" if bool((wrong & ~a.isfinite() & b.isfinite()).any()) else "wrong-result"
@@ -162,9 +157,7 @@ class ErrorRule:
         self._compared: Counter[int] = Counter()  # the elements of timed calls, by result
         self._wrong: Counter[int] = Counter()  # the wrong ones of them
 
-    def add(
-        self, results: Sequence[torch.Tensor], eager: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]
-    ) -> None:
+    def add(self, results: Tensors, eager: Tensors, exact: Tensors) -> None:
         """Note the errors on one input."""
         self._candidate = _largest(self._candidate, [finite_error(*pair) for pair in zip(results, exact, strict=True)])
         self._rounding = [_rounding(result.dtype) for result in results]
@@ -192,7 +185,7 @@ class ErrorRule:
         ours, eagers = ([finite_error(*pair) for pair in zip(side, known, strict=True)] for side in (results, eager))
         return fault(ours, _largest(_largest(self.worst, eagers), self._rounding), 2 * ALLOWED_PEERS) is None
 
-    def _near(self, result: torch.Tensor, plain: torch.Tensor, worst: Deviation) -> bool:
+    def _near(self, result: Tensor, plain: Tensor, worst: Deviation) -> bool:
         """Return whether a result is so near eager's that no float64 is needed."""
         if not plain.is_floating_point():
             return torch.equal(result.to(plain.dtype), plain)
@@ -214,7 +207,7 @@ def _rounding(dtype: torch.dtype) -> Deviation:
     return Deviation(4 * eps, 4.0) if dtype == torch.float32 else Deviation(eps / 4, 0.5)
 
 
-def finite_error(result: torch.Tensor, exact: torch.Tensor) -> Deviation:
+def finite_error(result: Tensor, exact: Tensor) -> Deviation:
     """Return the error of the elements that are finite in float64."""
     if not result.is_floating_point():
         return Deviation(0.0, 0.0)

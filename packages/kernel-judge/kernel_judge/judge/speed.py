@@ -270,7 +270,6 @@ class _TimedRuns:
         on_cpu = self._device == "cpu"
         before = worker.cpu_seconds() if on_cpu else 0.0
         seconds, value = worker.timed(*command, seconds=self.limit)
-        worker.stop()
         return _RunTime(seconds, worker.cpu_seconds() - before if on_cpu else seconds), value
 
     def check_clock(self) -> None:
