@@ -296,8 +296,8 @@ class _TimedRuns:
 
 def reported_seconds(answer: object) -> float:
     """Return the time that a worker reports; infinity, which no clock agrees with, if it is no time."""
-    if isinstance(answer, (int, float)) and math.isfinite(answer):
-        return float(answer)
+    if isinstance(answer, float) and math.isfinite(answer):
+        return answer
     return math.inf
 
 
