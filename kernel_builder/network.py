@@ -1,4 +1,4 @@
-"""The certificates that all HTTP clients trust, and the causes of failed requests."""
+"""The certificates that all HTTP clients trust, the size of answers, and the causes of failed requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import os
 import re
 import ssl
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -18,6 +19,7 @@ _VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 # Debian, Fedora, Alpine. A company adds its CA to the system's file; the clients' own package of certificates lacks it.
 _SYSTEM = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 _PAGE = "docs/proxy.md"
+ANSWER_BYTES = 32 << 20  # of lists that one operation reads into memory
 
 
 def trust_certificates() -> None:
@@ -51,6 +53,25 @@ def explain(error: BaseException) -> tuple[str, str] | None:
         if isinstance(each, UnicodeEncodeError):
             return "the token has characters other than ASCII", "copy the token again: `hf auth login`, or HF_TOKEN"
     return None
+
+
+class Answers(threading.local):
+    """The bytes of answers, decompressed, that this thread may still read into memory: a server may send no end."""
+
+    def __init__(self) -> None:
+        self.left = ANSWER_BYTES
+
+    def limited(self, read: Callable[..., Iterator[bytes]], error: Exception) -> Callable[..., Iterator[bytes]]:
+        """Return a method that reads the parts of a body as `read` does, and raises an error if there are too many."""
+
+        def parts(*arguments: object, **options: object) -> Iterator[bytes]:
+            for part in read(*arguments, **options):
+                self.left -= len(part)
+                if self.left < 0:
+                    raise error
+                yield part
+
+        return parts
 
 
 def proxied(url: str) -> str:

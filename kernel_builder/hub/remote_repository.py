@@ -50,18 +50,27 @@ REDIRECT = "kernel-status.toml"  # in a revision: redirects the client to anothe
 MAX_FILES = 100_000  # in one revision
 _TRANSFER_BYTES = 128 << 20  # size of the client's temporary files beside a download
 _AT_ONCE = 8  # downloads
+_LEAST_ANSWER = 32 << 10  # the bytes of a page of a list for its limit: it may have no entries
 # Headers that become paths of files in the client's cache.
 _PATH_HEADERS = ("etag", "x-linked-etag", "x-repo-commit", "x-xet-hash")
+_answers = network.Answers()  # to the operation that runs in a thread
 
 
-def _check_headers(response: Any) -> None:
-    """Refuse a response with path traversal in its headers: the Hub's client uses them as paths in its cache."""
+def _check_answer(response: Any) -> None:
+    """Refuse path traversal in headers, which the Hub's client uses as paths in its cache, and lists without end."""
     for header in _PATH_HEADERS:
         value = response.headers.get(header, "").removeprefix("W/").strip('"')
         if value in {".", ".."} or not {"/", "\\"}.isdisjoint(value):
             raise VerificationError(
                 f"the header {header} is not a file name: {ascii(value)[:100]}", where=str(response.url)
             )
+
+    # A redirected request keeps its extensions.
+    is_list = response.request.extensions.setdefault("is list", f"/api/{_TYPE}s" in response.request.url.path)
+    if is_list or not response.is_success:
+        _answers.left -= _LEAST_ANSWER
+        error = VerificationError("the answer is too long", where=str(response.url))
+        response.iter_bytes = _answers.limited(response.iter_bytes, error)
 
 
 class RemoteRepository:
@@ -311,8 +320,9 @@ class RemoteRepository:
         # The base class of the HTTP library that this version of the client uses.
         http_error: type[Exception] = HfHubHTTPError.__bases__[0]
         hooks = get_session().event_hooks
-        if _check_headers not in hooks["response"]:
-            get_session().event_hooks = {**hooks, "response": [*hooks["response"], _check_headers]}
+        if _check_answer not in hooks["response"]:
+            get_session().event_hooks = {**hooks, "response": [*hooks["response"], _check_answer]}
+        _answers.left = network.ANSWER_BYTES
         try:
             yield
         except (http_error, ConnectionError, LocalEntryNotFoundError, LookupError, RuntimeError, ValueError) as error:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from subprocess import SubprocessError
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit, urlunsplit
 
 import requests
@@ -40,6 +40,7 @@ from kernel_format.errors import FetchError
 from kernel_sandbox.programs import python_module, run_program
 
 _TIMEOUT = (10.0, 60.0)  # seconds to connect, and between two reads
+_LARGEST = 1 << 30  # bytes of a source distribution
 _CHUNK = 1 << 15  # bytes between two progress reports; a broken connection loses at most one chunk
 
 
@@ -89,6 +90,7 @@ class Index:
         adapter = HTTPAdapter(max_retries=self._retries)
         self._session.mount("https://", adapter)
         self._session.mount("http://", adapter)
+        self._session.hooks["response"].append(_limit)
         self._pages = PyPISimple(self.url, session=self._session)
         self._known: dict[str, list[DistributionPackage]] = {}
 
@@ -194,9 +196,10 @@ class Index:
         """Download bytes `start` to `stop` of a file, or all of it, into memory."""
         headers = _UNCOMPRESSED if stop is None else _range(start, stop)
         with self._reaching(package.filename):
-            response = self._session.get(package.url, headers=headers, timeout=_TIMEOUT)
+            response = self._session.get(package.url, headers=headers, timeout=_TIMEOUT, stream=True)
             response.raise_for_status()
-            return response.content
+            skip = 0 if response.status_code == 206 else start  # a server may ignore ranges
+            return b"".join(_slice(response, skip, (stop or _LARGEST) - start))
 
     def lacks(self, wanted: str) -> FetchError:
         """Return the error for a file or component that the index does not have."""
@@ -227,6 +230,14 @@ class Index:
 
 # Compression would change which bytes a range means.
 _UNCOMPRESSED = {"Accept-Encoding": "identity"}
+
+
+def _limit(response: requests.Response, *, stream: bool = False, **_: object) -> None:
+    """Limit a body that is read into memory as a whole."""
+    body: Any = response.raw
+    if not stream:
+        error = FetchError("the answer is too long", where=response.url, hint="set PIP_INDEX_URL to another index")
+        body.stream = network.Answers().limited(body.stream, error)
 
 
 def _range(start: int, stop: int) -> dict[str, str]:

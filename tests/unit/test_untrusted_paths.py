@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import struct
@@ -16,10 +17,13 @@ import pytest
 from huggingface_hub.hf_api import RepoFile
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as some
+from urllib3 import Retry
 
+from kernel_builder import network
 from kernel_builder.hub import package_api, publish, remote_repository
 from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_builder.toolchain import archives
+from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.lock import PinnedFile
 from kernel_format.errors import KernelBuilderError, PackageError, VerificationError
 from kernel_format.untrusted_paths import UnsafePath, checked_path, checked_tree
@@ -238,6 +242,32 @@ def test_a_listing_is_bounded(answer: Callable[[HostileHub], None], monkeypatch:
     answer(HostileHub({}, [(f"a{number}", b"") for number in range(12)]))
     with pytest.raises(VerificationError, match="more than"):
         repository().files(COMMIT)
+
+
+@pytest.mark.parametrize("what", ["tree", "refs", "refs, compressed", "an error", "pages", "a package index"])
+def test_answers_without_an_end_are_refused(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "ANSWER_BYTES", 1 << 20)
+    left = iter(range(99))
+
+    class Endless(QuietHandler):
+        """Answers with eight megabytes, or with 99 empty pages."""
+
+        def do_GET(self) -> None:
+            if what == "pages":
+                more = {"Link": f'<http://{self.headers["Host"]}/api/kernels?{next(left)}>; rel="next"'}
+                self.send(200, b"[]", **more)
+            elif what.endswith("compressed"):
+                self.send(200, gzip.compress(b" " * (8 << 20)), Content_Encoding="gzip")
+            else:
+                self.send(404 if what == "an error" else 200, b" " * (8 << 20), Content_Type="text/html")
+
+    with served(Endless) as url:
+        hub = RemoteRepository(REPOSITORY, endpoint=url, token="any")
+        calls = {"tree": lambda: hub.files(COMMIT), "pages": hub.kernels_of_owner}
+        index = Index(url, retries=Retry(0))
+        calls["a package index"] = lambda: index.packages("torch")  # type: ignore[assignment, return-value]
+        with pytest.raises(KernelBuilderError, match="too long"):
+            calls.get(what, hub.branches)()
 
 
 def test_reading_the_api_runs_no_program_of_the_package(tmp_path: Path) -> None:

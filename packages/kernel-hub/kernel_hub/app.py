@@ -80,7 +80,7 @@ def create_app(settings: Settings) -> FastAPI:
     for router in ROUTERS:  # after the routes above, whose addresses could be an organization's
         app.include_router(router)
     app.add_exception_handler(HTTPException, _refuse)
-    app.add_exception_handler(RequestValidationError, _refuse_invalid)
+    app.add_exception_handler(RequestValidationError, _refuse)
     app.add_exception_handler(ClientDisconnect, _gone)
     for failure in (OSError, pygit2.GitError, sqlite3.Error, ConfigError, Exception):
         app.add_exception_handler(failure, _fail)
@@ -102,6 +102,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 async def _refuse(request: Request, error: Exception) -> Response:
     if type(error) is HTTPException and error.status_code in {404, 405}:  # no route, or none for this method
         error = no_route(request.method, request.url.path)
+    elif isinstance(error, RequestValidationError):
+        error = invalid(error)
     if isinstance(error, Refusal):
         request.state.reason = error.message
         request.state.hidden = error.hidden
@@ -111,11 +113,6 @@ async def _refuse(request: Request, error: Exception) -> Response:
         return pages.refusal_page(request, error) if wants_html else answer(error)
     assert isinstance(error, HTTPException)
     return answer(Refusal(error.status_code, str(error.detail), code="Http", headers=dict(error.headers or {})))
-
-
-async def _refuse_invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return answer(invalid(error))
 
 
 async def _gone(request: Request, error: Exception) -> Response:
@@ -146,7 +143,8 @@ def _is_anonymous(scope: Scope) -> bool:
 class RequestObserver:
     """Middleware that gives each request an id, a line in the log and the audit log, and an entry in the metrics.
 
-    Requests without a token take at most a quarter of the threads, and none while they send their body.
+Requests without a token take at most a quarter of the threads, and none while they send their body. A response ends
+    if its token does.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, audit: logging.Logger | None) -> None:
@@ -192,6 +190,8 @@ class RequestObserver:
                 status = message["status"]
                 self._write_audit(scope, status)
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode()), *_CACHING]
+            elif message.get("more_body") and (key := scope["state"].get("key")):
+                await to_thread.run_sync(scope["app"].state.hub.tokens.caller_by_key, key)
             await send(message)
 
         self._metrics.active.inc()

@@ -60,7 +60,7 @@ class _Tokens(BaseModel):
 class Caller:
     """The sender of a request, with the scopes of its token. The name is empty without a token.
 
-    `key` is the start of the token's SHA-256. Signed addresses carry it, so that they end with the token.
+    `key` is the start of the token's SHA-256. Signed addresses and downloads carry it, so that they end with the token.
     """
 
     name: str = ""
@@ -161,7 +161,7 @@ class TokenFile:
         proxy.caller()
         read = (proxy.groups or {}).get
         scopes = {name: "read" for group in groups.split(",") for name in read(group.strip(), [])}
-        return Caller(user, scopes) if user else Caller()
+        return Caller(user, scopes, proxy.sha256[:KEY_LENGTH]) if user else Caller()
 
     def _matching(self, token: str, *, of_proxy: bool) -> Token:
         digest = hashlib.sha256(token.encode()).hexdigest()

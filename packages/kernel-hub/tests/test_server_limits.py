@@ -128,7 +128,7 @@ def test_signed_addresses_end_with_the_token(start_hub: Callable[..., RunningHub
     other = tokens.add(file, "other", read=(), write=("a",))
     hub = start_hub("--token-file", str(file))
     hub.api(writer).create_repo("a/one", repo_type="kernel", private=True)
-    data = os.urandom(1000)
+    data = os.urandom(20 << 20)
 
     def address(operation: str, token: str) -> str:
         return signed_address(hub, data, operation, repo_id="a/one", token=token)
@@ -137,6 +137,11 @@ def test_signed_addresses_end_with_the_token(start_hub: Callable[..., RunningHub
     assert requests.put(upload_by_other, data=data).ok
     download = address("download", writer)
     assert requests.get(download).content == data
+    commit(hub.api(writer), "a/one", "w.bin", data)
+    resolved = f"{hub.url}/kernels/a/one/resolve/main/w.bin"
+    running = [
+        requests.get(url, headers={"Authorization": f"Bearer {writer}"}, stream=True) for url in (download, resolved)
+    ]
     header, *_ = commit_body("x", "x").splitlines()
     commits = begin(f"{hub.url}/api/kernels/a/one/commit/main", "POST", len(header) + 1, header.encode(), writer)
     large = begin(upload, "PUT", len(data), data[:-1])
@@ -145,6 +150,9 @@ def test_signed_addresses_end_with_the_token(start_hub: Callable[..., RunningHub
     for connection, last in ((commits, b"\n"), (large, data[-1:])):  # which began before
         connection.sendall(last)
         assert connection.recv(100).startswith(b"HTTP/1.1 401")
+    for response in running:
+        with pytest.raises(requests.exceptions.ChunkedEncodingError, match="IncompleteRead"):
+            list(response.iter_content(1 << 20))
     unknown = begin(f"{hub.url}/api/kernels/a/one/preupload/main", "POST", 1000, b"{", "unknown")
     assert unknown.recv(100).startswith(b"HTTP/1.1 401")  # its body is not awaited
     assert requests.put(upload, data=data).status_code == 401

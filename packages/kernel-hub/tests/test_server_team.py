@@ -23,6 +23,7 @@ from raw_requests import commit, signed_address, target
 from kernel_builder.cli import main
 from kernel_format.errors import ConfigError
 from kernel_hub import tokens
+from kernel_hub.git.refs import MOST_REFS
 from kernel_hub.routes.git import BLOCK_SECONDS
 from tests.support.running_hub import RunningHub
 
@@ -295,6 +296,7 @@ def test_slow_clones_without_a_token_do_not_stop_others(start_hub: Callable[...,
         assert time.monotonic() - began < BLOCK_SECONDS, "the slow clones have not ended before"
 
 
+@pytest.mark.attack
 def test_requests_of_git_have_limits(hub: RunningHub) -> None:
     hub.api().create_repo("a/one", repo_type="kernel")
     url = f"{hub.url}/kernels/a/one"
@@ -307,5 +309,14 @@ def test_requests_of_git_have_limits(hub: RunningHub) -> None:
     assert requests.post(f"{url}/git-upload-pack", data=bomb, headers=packed).status_code == 413
     hostile = requests.post(f"{url}/git-upload-pack", data=b"fffe" + b"x" * 100, headers=kind)
     assert hostile.status_code == 200 and len(hostile.content) < 200
+    listing = b"0014command=ls-refs\n0001" + b"001bref-prefix refs/tags/t\n" * 1001 + b"0000"
+    refused = requests.post(f"{url}/git-upload-pack", data=listing, headers={**kind, "Git-Protocol": "version=2"})
+    assert refused.status_code == 413 and "prefixes" in refused.text
+    head = hub.api().repo_info("a/one", repo_type="kernel").sha
+    lines = "".join(f"{head} refs/tags/t{number}\n" for number in range(MOST_REFS - 2))
+    (hub.root / "repositories/a/one.git/packed-refs").write_text(lines)
+    hub.api().create_tag("a/one", tag="u", repo_type="kernel")
+    with pytest.raises(HfHubHTTPError, match="5000 branches, tags and pull requests"):
+        hub.api().create_tag("a/one", tag="v", repo_type="kernel")
     for _ in range(20):  # no slot is lost
         assert requests.get(f"{url}/info/refs", params={"service": "git-upload-pack"}).ok

@@ -119,7 +119,7 @@ def test_an_honest_process_is_suspended_without_cpu_time(tmp_path: Path) -> None
 
 def test_what_is_no_time_agrees_with_no_clock() -> None:
     assert reported_seconds(0.02) == 0.02
-    assert [reported_seconds(answer) for answer in (math.nan, -math.inf, "0.02", None)] == [math.inf] * 4
+    assert [reported_seconds(answer) for answer in (math.nan, -math.inf, "0.02", None, 10**400)] == [math.inf] * 5
 
 
 MODEL = "import ctypes, os, socket, time\nimport torch\n\nclass ModelNew(torch.nn.Module):\n    pass\n\n"

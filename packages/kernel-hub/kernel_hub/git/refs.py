@@ -22,10 +22,11 @@ from kernel_hub import names
 from kernel_hub.git.command import change_repository
 from kernel_hub.git.new_objects import NewObjects
 from kernel_hub.git.objects import Ref, one_line, retry_reading, write_commit
-from kernel_hub.refusals import bad_request, conflict, no_revision
+from kernel_hub.refusals import bad_request, conflict, no_revision, too_large
 from kernel_hub.storage.disk import BLOCK, sync_filesystem
 from kernel_hub.storage.locks import repository_lock
 
+MOST_REFS = 5000  # of one repository: lists of them, which anyone may request, take 0.2 s
 Changing = Callable[[str], AbstractContextManager[None]]
 Grow = Callable[[str, int], None]
 
@@ -148,8 +149,10 @@ class GitRefs:
         change_repository(self._path, "update-ref", "--stdin", lines=command)
 
     def _check_free(self, full: str) -> None:
-        """Refuse a ref that would be a directory of another, or the same file where case does not count."""
-        for known in self.names():
+        """Refuse one ref too many, or one that would be a directory of another, or the same file but for case."""
+        if len(others := self.names()) >= MOST_REFS:
+            raise too_large(f"{self._repo_id} has {len(others)} branches, tags and pull requests: delete some")
+        for known in others:
             one, other = sorted((known.casefold() + "/", full.casefold() + "/"), key=len)
             if other.startswith(one):
                 raise conflict(f"{full} cannot exist beside {known}: they would be one file, or one a directory")

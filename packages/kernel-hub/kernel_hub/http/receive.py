@@ -85,7 +85,7 @@ class BodyLimits:
             await self._app(scope, limited, send)
         finally:
             if caller is not None:
-                self._held[caller] -= held
+                self._held -= Counter({caller: held})  # without callers that hold nothing
 
 
 def _in_segments(scope: Scope) -> str:

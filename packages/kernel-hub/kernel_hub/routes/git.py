@@ -29,11 +29,12 @@ from kernel_hub.tokens import Caller
 # Of two paths of one function, the lower decorator's is tried first: a name with .git at its end.
 router = APIRouter(include_in_schema=False)
 
-PROCESSES = {"refs": 4, "known": 4, "anonymous": 4}  # of git at the same time, by what they do and for whom
+PROCESSES = {"known": 4, "anonymous": 4, "known refs": 4, "anonymous refs": 4}  # of git at a time: for whom, and what
 SECONDS = 600  # the longest fetch
 CPU_SECONDS = 60  # of each process of git
 MEMORY_BYTES = 2 << 30  # of each process of git
 REQUEST_BYTES = 4 << 20
+PREFIXES = 1000  # in one request: git compares each with each ref
 BLOCK_SECONDS = 30  # the longest until a client has read a block of 64 KB
 
 _PROTOCOLS = {"version=1", "version=2"}
@@ -94,10 +95,12 @@ async def git_upload_pack(repo_id: RepoId, request: Request, hub: TheHub, caller
     body = await request.body()
     if request.headers.get("content-encoding") in {"gzip", "x-gzip"}:
         body = await to_thread.run_sync(_unpacked, body)
+    if body.count(b"ref-prefix") > PREFIXES:
+        raise too_large(f"the request of git has more than {PREFIXES} prefixes of refs")
     media = "application/x-git-upload-pack-result"
     if body[4:].startswith(b"command=ls-refs"):  # of a public repository, git asks without its token
         return Response(await _refs(request, path, body), media_type=media)
-    return _ReadInTime(_run_git(request, path, body, "known" if caller.name else "anonymous"), media_type=media)
+    return _ReadInTime(_run_git(request, path, body), media_type=media)
 
 
 @router.post("/kernels/{organization}/{name}/git-receive-pack")
@@ -139,13 +142,15 @@ class _ReadInTime(StreamingResponse):
 async def _refs(request: Request, path: str, body: bytes, *options: str) -> bytes:
     """Return git's whole response about refs, so that no process waits for its reader."""
     with anyio.fail_after(SECONDS):
-        return b"".join([block async for block in _run_git(request, path, body, "refs", *options)])
+        return b"".join([block async for block in _run_git(request, path, body, " refs", *options)])
 
 
-async def _run_git(request: Request, path: str, body: bytes, kind: str, *options: str) -> AsyncGenerator[bytes, None]:
+async def _run_git(
+    request: Request, path: str, body: bytes, kind: str = "", *options: str
+) -> AsyncGenerator[bytes, None]:
     """Yield `git upload-pack`'s response, within limits of processor time and memory. It ends with this generator."""
     protocol = request.headers.get("git-protocol", "")
-    async with request.app.state.processes[kind]:
+    async with request.app.state.processes[("known" if request.state.caller else "anonymous") + kind]:
         try:
             process = await anyio.open_process(
                 [*_UPLOAD_PACK, *options, path],

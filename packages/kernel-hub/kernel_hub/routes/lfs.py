@@ -120,7 +120,7 @@ async def receive_large_file(
 def send_large_file(repo_id: RepoId, sha256: str, request: Request, hub: TheHub, signed: SignedUrl) -> Response:
     """Send a large file from a signed address."""
     caller = hub.check_signature("download", repo_id, sha256, signed.size, signed.expires, signed.by, signed.signature)
-    request.state.caller = caller.name
+    request.state.caller, request.state.key = caller.name, caller.key
     repository = hub.to_read(repo_id, caller)
     large = LargeFile(sha256, signed.size)
     return content_response(request, hub, repository, TreeEntry(sha256, sha256, False, 0, large), "")

@@ -53,7 +53,7 @@ def caller_of(request: Request, hub: TheHub) -> Caller:
         caller = hub.tokens.user(proxy, *named)
     else:
         raise no_token("users of the proxy's single sign-on only read: send a token to change something")
-    request.state.caller = caller.name
+    request.state.caller, request.state.key = caller.name, caller.key
     return caller
 
 

@@ -56,13 +56,13 @@ def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def results(value: Any) -> list[torch.Tensor]:
-    """Return the tensors of a result, in order.
+    """Return the tensors of a result, in order; real and imaginary parts for complex numbers.
 
     Raises:
         ResultError: If it contains anything else, such as a subclass of tensors that may not have been computed.
     """
     if type(value) in (torch.Tensor, torch.nn.Parameter):
-        return [value]
+        return [torch.view_as_real(value.resolve_conj()) if value.is_complex() else value]
     if isinstance(value, (list, tuple)):
         return [tensor for item in value for tensor in results(item)]
     if isinstance(value, dict):

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from kernel_judge.judge.comparison import Difference, described, differs, tied
+from kernel_judge.judge.comparison import largest
 from kernel_judge.judge.reference import Arguments, Reference, Tensors
 
 _INFINITE_ELEMENTS = 3
@@ -102,30 +102,6 @@ def expected_results(
     return eager, expected, allowed
 
 
-def outside_difference(
-    results: Sequence[torch.Tensor],
-    eager: Sequence[torch.Tensor],
-    expected: Sequence[torch.Tensor],
-    allowed: Sequence[float],
-    tolerance: float,
-    inputs: Sequence[torch.Tensor],
-) -> Difference | None:
-    """Return where results are wrong, or None.
-
-    Beside the allowance, an element may be off by the tolerance, relative to itself, and to the largest element where
-    that is below 1: inputs times 0.001 would else be compared with a tolerance as large as the results.
-    """
-    for number, (result, plain, exact, allowance) in enumerate(zip(results, eager, expected, allowed, strict=True), 1):
-        a, b = result.double(), exact.double()
-        if not plain.is_floating_point():
-            wrong = (result != plain) & (plain == exact) & math.isfinite(allowance) & ~tied(result, plain, inputs)
-        else:
-            wrong = differs(a, b, tolerance, tolerance * min(1.0, _largest(b)) + allowance)
-        if bool(wrong.any()):
-            return described(number, len(eager), a, b, wrong)
-    return None
-
-
 def _chosen_by_order(reference: Reference, given: Arguments, eager: Sequence[torch.Tensor]) -> list[int]:
     """Return which integer results have places in the last dimension that another order of the inputs changes.
 
@@ -176,18 +152,13 @@ def _allowance(eager: torch.Tensor, expected: torch.Tensor, disturbed: torch.Ten
     if not eager.is_floating_point():
         return 0.0 if torch.equal(expected, disturbed) and torch.equal(eager, expected) else math.inf
     exact = expected.double()
-    return _ALLOWED * max(_largest(eager.double() - exact), _largest(disturbed.double() - exact))
+    return _ALLOWED * max(largest(eager.double() - exact), largest(disturbed.double() - exact))
 
 
 def _magnitude(tensor: torch.Tensor) -> float:
     """Return the root mean square of the finite elements; 1 if it is 0."""
     finite = tensor[tensor.isfinite()].double()
     return float(finite.square().mean().sqrt()) or 1.0 if finite.numel() else 1.0
-
-
-def _largest(tensor: torch.Tensor) -> float:
-    finite = tensor[tensor.isfinite()]
-    return float(finite.abs().max()) if finite.numel() else 0.0
 
 
 def _uniform(tensor: torch.Tensor, random: torch.Generator) -> torch.Tensor:

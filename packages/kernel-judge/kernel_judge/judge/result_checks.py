@@ -12,9 +12,10 @@ import torch
 from kernel_builder.api import POISON
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.comparison import Difference, ErrorRule, difference, finite_error
-from kernel_judge.judge.outside_inputs import expected_results, outside_difference, outside_inputs
+from kernel_judge.judge.outside_inputs import expected_results, outside_inputs
 from kernel_judge.judge.reference import Arguments, Reference, Results, Tensors
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
+from kernel_sandbox.answers import has_form
 from kernel_tasks import Task
 
 _LATE_SECONDS = 0.3  # for a thread that writes a result late, to name the failure
@@ -106,7 +107,8 @@ class ResultChecks:
     def _check_parameters(self, number: int, reference: Reference, seed: int, loaded: Any) -> None:
         """Check the candidate with random values of the parameters that are ones or zeros."""
         replaced = reference.randomized or []
-        agrees, elements, own = _read_parameters(loaded)
+        known = has_form(loaded, [bool, (int, float), [[(int, float)]]])
+        agrees, elements, own = loaded if known else (False, 0.0, [])
         lacks = not agrees and any(own.count(entry) < replaced.count(entry) for entry in replaced)
         if lacks and elements >= sum(length for length, _ in replaced):  # it may have them in another form
             self.suspicious.append(
@@ -119,9 +121,7 @@ class ResultChecks:
 
     def _one_outside(self, number: int, reference: Reference, given: Arguments, name: str) -> None:
         known = expected_results(reference, given, min(self._rounding, _LOW_PRECISION))
-        if known is None:
-            return
-        if any(map(_overflows, known[0], (dtype for _, dtype in reference.accepted))):
+        if known is None or any(map(_overflows, known[0], (dtype for _, dtype in reference.accepted))):
             return
         case = {**describe(reference, given), "inputs": name}
         try:
@@ -130,8 +130,9 @@ class ResultChecks:
             raise RejectedError(
                 _OUTSIDE, f"right for the task's own inputs, wrong for {name}: {failure.kind}: {failure}", case
             ) from failure
-        wrong = outside_difference(results, *known, self._tolerance, given.tensors)
-        if wrong and not reference.accepts(given, results, known[0]):
+        eager, expected, allowed = known
+        wrong = difference(results, eager, expected, self._tolerance, given.tensors, allowed)
+        if wrong and not reference.accepts(given, results, eager):
             raise RejectedError(
                 _OUTSIDE, f"right for the task's own inputs, wrong for {name}: {wrong.text}", case | wrong.facts
             )
@@ -218,7 +219,8 @@ class ResultChecks:
         """Let results have the candidate's dtypes from now on, if the task's rule decides on them. It is done once."""
         if not reference.decides_dtypes or reference.accepted is not reference.results:
             return False
-        own = [_DTYPES.get(str(name)) for name in self._worker.ask("dtypes", seconds=self._seconds) or ()]
+        answer = self._worker.ask("dtypes", seconds=self._seconds)
+        own = [_DTYPES.get(name) for name in answer] if has_form(answer, [str]) else []
         if len(own) != len(reference.results) or None in own:
             return False
         reference.accepted = [(shape, dtype) for (shape, _), dtype in zip(reference.results, own, strict=True) if dtype]
@@ -233,10 +235,7 @@ class ResultChecks:
     def _check_layout(self, number: int, case: dict[str, Any]) -> None:
         answer = self._worker.ask("layout", seconds=self._seconds)
         results = self._references[number].results
-        try:
-            strides = [[int(step) for step in stride] for call in answer for stride in call]
-        except (TypeError, ValueError):
-            strides = []
+        strides = [stride for call in answer for stride in call] if has_form(answer, [[[int]]]) else []
         if [len(stride) for stride in strides] != [len(shape) for shape, _ in results]:
             raise RejectedError("forged-answer", "it changes the answers of the judge's worker", case)
         for (shape, _), stride in zip(results, strides, strict=True):
@@ -290,15 +289,6 @@ class _Variety:
 def _overflows(expected: torch.Tensor, dtype: torch.dtype) -> bool:
     """Return whether a dtype of the candidate's choice is too narrow for a result."""
     return bool((expected.isfinite() & ~expected.to(dtype).isfinite()).any())
-
-
-def _read_parameters(loaded: Any) -> tuple[bool, float, list[list[float]]]:
-    """Return a worker's answer about its parameters; an empty one if it is malformed."""
-    try:
-        agrees, elements, replaced = loaded
-        return agrees is True, float(elements), [[float(length), float(old)] for length, old in replaced]
-    except (TypeError, ValueError):
-        return False, 0.0, []
 
 
 def place(

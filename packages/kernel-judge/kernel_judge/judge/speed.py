@@ -252,7 +252,8 @@ class _TimedRuns:
     def _compare(self, calls: Sequence[Arguments]) -> None:
         """Compare the candidate's results of the timed calls with eager's."""
         for given, results, expected in zip(calls, self._results, self._expected, strict=True):
-            if not self.rule.agree(results, expected) and not self.reference.accepts(given, results, expected):
+            agreed = self.rule.agree(self.reference, given, results, expected)
+            if not agreed and not self.reference.accepts(given, results, expected):
                 raise RejectedError(
                     "wrong-when-timed",
                     "a result of its timed calls is wrong, though the same shapes were right before: results must not "
@@ -269,7 +270,6 @@ class _TimedRuns:
         on_cpu = self._device == "cpu"
         before = worker.cpu_seconds() if on_cpu else 0.0
         seconds, value = worker.timed(*command, seconds=self.limit)
-        worker.stop()
         return _RunTime(seconds, worker.cpu_seconds() - before if on_cpu else seconds), value
 
     def check_clock(self) -> None:
@@ -296,8 +296,8 @@ class _TimedRuns:
 
 def reported_seconds(answer: object) -> float:
     """Return the time that a worker reports; infinity, which no clock agrees with, if it is no time."""
-    if isinstance(answer, (int, float)) and math.isfinite(answer):
-        return float(answer)
+    if isinstance(answer, float) and math.isfinite(answer):
+        return answer
     return math.inf
 
 

@@ -17,6 +17,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import kernel_format
 import kernel_judge
 import kernel_sandbox
@@ -45,6 +47,7 @@ _CPU_CLOCK = 2  # CPUCLOCK_SCHED of Linux: the rest of a clock's number is that 
 _LONGEST_ANSWER = 1 << 20
 _SEND_SECONDS, _GUARD_SECONDS = 60, 20
 _LONGEST_OUTPUT = 1500
+_COMPARED_BYTES = 1024  # of the results of a timed command, at random places: 1 ms
 # Limits of the processes of one worker: half of the memory, and as much disk as a file of theirs may have.
 MOST_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 MOST_PROCESSES = 1000
@@ -79,6 +82,8 @@ class WorkerProcess(ExitStack):
         self._device = device
         self._suspended: dict[int, float] = {}  # processes -> their CPU time
         self._threads: dict[int, tuple[str, int]] = {}  # of suspended processes
+        self._random = torch.Generator()
+        self._random.seed()
         # Of the commands that are not answered yet: an answer has that of its command. It starts with one of its own.
         self._tokens: deque[str | None] = deque([None])
         with ExitStack() as opened:
@@ -94,15 +99,8 @@ class WorkerProcess(ExitStack):
             modules = (api, kernel_format, kernel_sandbox, kernel_judge, kernel_tasks)
             own = [Path(str(module.__file__)).parent.parent for module in modules]
             paths = sandbox.readable([*readable, *own])
-            settings = {
-                "connection": other.fileno(),
-                "sandbox": kind,
-                "scratch": str(self.scratch),
-                "paths": paths,
-                "device": device,
-                "threads": threads,
-                "memory": MOST_MEMORY,
-            }
+            settings = {"sandbox": kind, "scratch": str(self.scratch), "paths": paths, "memory": MOST_MEMORY}
+            settings |= {"connection": other.fileno(), "device": device, "threads": threads}
             command = [sys.executable, "-m", "kernel_judge.judge.worker", json.dumps(settings)]
             with other:
                 self.process = subprocess.Popen(
@@ -194,14 +192,26 @@ class WorkerProcess(ExitStack):
         return self.wait(seconds)
 
     def timed(self, command: str, *arguments: Any, seconds: float) -> tuple[float, Any]:
-        """Return the seconds that a command took by this process's clock, and the value of its answer."""
+        """Return the seconds that a command took by this process's clock, and the value of its answer; then stop.
+
+        Raises:
+            WorkerFailure: If the command failed, or if on a CPU a result has changed after the answer.
+        """
         message = self._message(command, arguments)
+        end = max(self.outputs.end, 1)
+        places = torch.randint(end, (_COMPARED_BYTES,), generator=self._random)
         self._check_suspended()
         started = time.perf_counter()
         self._resume()
         self._send(message)
         value = self.wait(seconds)
-        return time.perf_counter() - started, value
+        taken = time.perf_counter() - started
+        if self._device == "cpu":
+            known = self.outputs.raw(end)[places]
+            self.stop()
+            if not torch.equal(known, self.outputs.raw(end)[places]):
+                raise WorkerFailure("unfinished-work", "its timed results are written after the worker's answer")
+        return taken, value
 
     def cpu_seconds(self) -> float:
         """Return the CPU time of the processes of a worker that is stopped. Other work does not add to it."""
@@ -275,7 +285,8 @@ class WorkerProcess(ExitStack):
 
     def _environment(self, packages: Sequence[Path]) -> dict[str, str]:
         scratch = str(self.scratch)
-        own = {
+        return {
+            **sandbox.environment(self.scratch),
             "TORCH_EXTENSIONS_DIR": f"{scratch}/extensions",
             "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor",
             "TORCHINDUCTOR_VEC_ISA_OK": "1",  # by /proc/cpuinfo; compiling probes takes 10 s
@@ -286,7 +297,6 @@ class WorkerProcess(ExitStack):
             "USER": "judge",
             **_STEADY_TIMES,
         }
-        return {**sandbox.environment(self.scratch), **own}
 
 
 def _cpu_seconds(process: int) -> float:
