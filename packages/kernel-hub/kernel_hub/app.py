@@ -143,7 +143,7 @@ def _is_anonymous(scope: Scope) -> bool:
 class RequestObserver:
     """Middleware that gives each request an id, a line in the log and the audit log, and an entry in the metrics.
 
-Requests without a token take at most a quarter of the threads, and none while they send their body. A response ends
+    Requests without a token take at most a quarter of the threads, and none while they send their body. A response ends
     if its token does.
     """
 
