@@ -10,7 +10,8 @@ from ._ops import add_op_namespace_prefix, ops
 from .derivatives import FORWARD_AD, LEVEL, gradients, raise_unless_transformed, transform_with
 from .devices import refuse_cpu
 
-# The logits of a chunk take as much memory as the input, and at least this: products of few rows are slow.
+# The logits of a chunk take as much memory as the input or weight, and at least this: products of few rows are slow,
+# and each chunk reads and writes the weight's gradient.
 _LEAST_BYTES = 256 << 20
 
 
@@ -107,7 +108,8 @@ def _linear_cross_entropy(
         scale = scale / (target != ignore_index).sum()
     losses = torch.empty(len(rows), dtype=torch.float32, device=input.device)
     of_input, of_weight, of_bias = _empty_gradients(rows, weight, bias, wanted)
-    of_weight.zero_()
+    if len(rows) == 0:
+        of_weight.zero_()
     sums = torch.zeros(of_bias.shape, dtype=torch.float32, device=input.device)
     step = _rows_of_chunk(rows, weight)
     for start in range(0, len(rows), step):
@@ -117,7 +119,7 @@ def _linear_cross_entropy(
         if wanted[0]:
             torch.mm(logits, weight, out=of_input[part])
         if wanted[1]:
-            of_weight.addmm_(logits.t(), chunk)
+            of_weight.addmm_(logits.t(), chunk, beta=int(start > 0))
         if wanted[2]:
             sums += logits.sum(0, dtype=torch.float32)
     return losses.sum() * scale, of_input.view(input.shape) if wanted[0] else of_input, of_weight, of_bias.copy_(sums)
@@ -135,7 +137,8 @@ def _linear_cross_entropy_fake(input, weight, bias, target, *options):
 
 
 def _rows_of_chunk(rows, weight):
-    most = max(_LEAST_BYTES, rows.numel() * rows.element_size()) // max(weight.shape[0] * rows.element_size(), 1)
+    least = max(_LEAST_BYTES, max(rows.numel(), weight.numel()) * rows.element_size())
+    most = least // max(weight.shape[0] * rows.element_size(), 1)
     chunks = -(-len(rows) // max(most, 1))
     return max(-(-len(rows) // max(chunks, 1)), 1)
 
