@@ -132,12 +132,7 @@ def _roots(model: Any) -> dict[str, nn.Module]:
 def _refuse_check(check: Any, roots: Mapping[str, Any], denoisers: Mapping[str, Any]) -> None:
     """Raise an error if a check is of another type, or if there is no model to run it with."""
     if not (isinstance(check, (Mapping, tuple)) or callable(check)):
-        raise TypeError(
-            "blocks: check must be a dict of keyword arguments, a tuple of arguments or a function that runs the "
-            f"model, not {type(check).__name__}"
-        )
+        name = type(check).__name__
+        raise TypeError(f"blocks: check must be a dict of keyword arguments, a tuple or a function, not {name}")
     if not denoisers:
-        raise ValueError(
-            f"blocks: check needs a pipeline with a transformer or a unet, and this one has {', '.join(roots)}; "
-            "accelerate and check its models one by one"
-        )
+        raise ValueError(f"blocks: check needs a transformer or a unet; check each of {', '.join(roots)} alone")

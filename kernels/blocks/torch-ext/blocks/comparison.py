@@ -54,10 +54,8 @@ class Comparison:
             ms, error = getattr(self, f"{name}_ms"), getattr(self, f"{name}_error")
             of = "" if error is None else f", relative error {error:.2e} to {self.reference}"
             lines += [] if ms is None else [f"{name:11}  {ms:.3f} ms{of}"]
-        if self.no_reference is not None:
-            lines.append(f"compared with each other only: {self.no_reference}")
-        if self.difference is not None:
-            lines.append(f"relative difference of the two: {self.difference:.2e}")
+        lines += [] if self.no_reference is None else [f"compared with each other only: {self.no_reference}"]
+        lines += [] if self.difference is None else [f"relative difference of the two: {self.difference:.2e}"]
         return "\n".join(lines)
 
 
@@ -128,11 +126,9 @@ def _outputs(model: nn.Module, check: Check) -> list[Tensor]:
 
 
 def _relative_difference(tensors: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    squares = norms = 0.0
-    for x, y in zip(tensors, expected):
-        squares += (x.double() - y.double()).square().sum().item()
-        norms += y.double().square().sum().item()
-    return math.sqrt(squares / norms) if norms else math.sqrt(squares)
+    squares = sum((x.double() - y.double()).square().sum().item() for x, y in zip(tensors, expected))
+    norms = sum(y.double().square().sum().item() for y in expected)
+    return math.sqrt(squares / (norms or 1.0))
 
 
 def _reference(model: nn.Module, check: Check) -> tuple[Optional[list[Tensor]], Optional[str], Optional[str]]:
