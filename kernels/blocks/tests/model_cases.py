@@ -42,10 +42,10 @@ class Case:
 
 
 def randomized(model: nn.Module, scale: float = 0.1) -> nn.Module:
-    """Give the weights of norms and the biases, which are ones and zeros in a new model, values that matter."""
+    """Give values that matter to weights of ones or zeros: those of norms and of some last layers, and biases."""
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() < 2:
+            if parameter.dim() < 2 or not parameter.any():
                 parameter.add_(torch.randn_like(parameter), alpha=scale)
             # So that bfloat16 and float32 models have the same parameters.
             parameter.copy_(parameter.bfloat16())

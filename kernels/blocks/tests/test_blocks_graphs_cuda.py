@@ -63,7 +63,7 @@ def test_model_that_leaves_the_gpu_and_comes_back(blocks):
         after = model(**inputs).sample
         assert is_same(after, without_graphs(blocks, model, inputs).sample)
     assert torch.equal(before, after)
-    assert counts.captured == 2
+    assert counts.captured in (1, 2)  # the weights may have their former addresses
 
 
 # --- calls without a capture -----------------------------------------------------------------------------------------

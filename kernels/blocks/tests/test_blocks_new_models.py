@@ -12,12 +12,12 @@ pytestmark = pytest.mark.usefixtures("one_thread", "on_the_device_of_the_kernels
 
 CODE = "".join(path.read_text() for path in Path(__file__).parents[1].glob("torch-ext/blocks/**/*.py"))
 # Models without a rotary embedding that is replaced, and without a gated MLP.
-NO_ROTARY = {"AuraFlow", "deepseek_v3", "glm4_moe_lite", "Lumina 2", "Mochi", "PRX", "Sana"} | (
+NO_ROTARY = {"AuraFlow", "deepseek_v3", "glm4_moe_lite", "Lumina 2", "Mochi", "nanochat", "PRX", "Sana"} | (
     VISION.keys() - {"dinov3_vit", "pixtral"}
 )
 UNGATED = {
-    *("apertus", "arcee", "gpt_oss", "starcoder2"),
-    *("LTX-2", "Bria", "LongCat-Image", "CogView 4", "Cosmos", "SkyReels 2"),
+    *("apertus", "arcee", "gpt_neox", "gpt_oss", "nanochat", "nemotron", "starcoder2"),
+    *("LTX-2", "Bria", "LongCat-Image", "CogView 4", "Cosmos", "Helios", "SkyReels 2"),
     *(VISION.keys() - {"aimv2_vision_model", "pixtral"}),
 }
 # The states of the first are not contiguous, as patches of a convolution. Cohere's norms spell LayerNorm out.

@@ -99,6 +99,12 @@ def test_rows_that_are_not_contiguous_are_the_models(blocks, name):
     assert not faster.kernels
 
 
+def test_norm_of_a_norm(blocks):
+    faster = RecordedModel(blocks, nn.Sequential(*[norm_named("diffusers.RMSNorm, plain")] * 2))
+    faster(torch.randn(2, WIDTH, device=DEVICE))
+    assert faster.kernels == {"rms_norm": 2}
+
+
 @pytest.mark.parametrize(
     "build",
     [

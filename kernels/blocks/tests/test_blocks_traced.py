@@ -134,12 +134,12 @@ def test_gradients_of_parameters_also_through_checkpoints(blocks):
     expected = gradients()
     report = traced(blocks, model)
     assert error(gradients(), expected) < 1e-5
-    assert ("LlamaAttention", "rotary embedding") in report.replaced
+    assert "rotary embedding" in {operation for _, operation in report.replaced}
     blocks.restore(model)
     model.gradient_checkpointing_enable()
     report = traced(blocks, model)
     assert error(gradients(), expected) < 1e-5
-    assert ("LlamaAttention", "rotary embedding") in report.replaced
+    assert "rotary embedding" in {operation for _, operation in report.replaced}
 
 
 @pytest.mark.parametrize("name", ["llama", "olmo2"])  # Olmo 2 normalizes q and k before it splits them into heads

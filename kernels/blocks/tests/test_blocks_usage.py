@@ -8,6 +8,7 @@ import pytest
 import small_models
 import torch
 import torch.distributed as dist
+from accelerate import dispatch_model
 from diffusers import FirstBlockCacheConfig, MagCacheConfig
 from example_models import OFFLOADS, ROUNDING, accelerated, ltx, own, qwen3, run
 from model_cases import DEVICE, built, error
@@ -287,6 +288,24 @@ def test_offloading(blocks, offload, when):
     assert error(run(fast, inputs), expected) < ROUNDING and report.replaced
     blocks.restore(fast)
     assert torch.equal(run(fast, inputs), expected)
+
+
+@torch.no_grad()
+def test_device_map(blocks, tmp_path):
+    """The hooks of each part move its inputs or its weights: traces break there, and no part has a CUDA graph."""
+    if torch.cuda.device_count() == 1:
+        pytest.skip("needs two GPUs")
+    model, inputs = own()
+    model.layers.append(copy.deepcopy(model.layers[0]))
+    expected = run(model, inputs)
+    first, second = ("cuda:0", "cuda:1") if DEVICE == "cuda" else ("cpu", "disk")
+    dispatch_model(model, {"layers.0": first, "layers.1": second}, offload_dir=tmp_path)
+    report = blocks.accelerate(model)
+    assert error(run(model, inputs), expected) < ROUNDING and report.replaced
+    assert any(kind == "graph break" for kind, _ in report.left)
+    counts = blocks.accelerate(model, graphs=True).graphs["Layers"]
+    assert error(run(model, inputs), expected) < ROUNDING
+    assert counts.note == ("layers.0 has hooks" if DEVICE == "cuda" else "the model is not on a CUDA device")
 
 
 def test_threads(blocks):

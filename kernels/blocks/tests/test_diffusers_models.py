@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import small_models
 import torch
-from diffusers.models.attention import FeedForward
 from model_cases import Case, accelerated, built, error
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -121,17 +120,3 @@ def test_wan_in_bfloat16_with_modules_that_are_kept_in_float32(blocks):
     faster = accelerated(blocks, lower)
     assert 0 < error(faster.run(), expected) <= 1.1 * error(lower.run(), expected)
     assert faster.model.kernels["gate_residual_ada_norm"] >= 4
-
-
-@pytest.mark.parametrize(("activation", "kernel"), [("geglu", "geglu"), ("swiglu", "swiglu")])
-def test_gated_feed_forwards(blocks, activation, kernel):
-    case = Case(FeedForward(64, activation_fn=activation), {"hidden_states": torch.randn(2, 24, 64)})
-    faster = accelerated(blocks, case)
-    x = case.inputs["hidden_states"].requires_grad_()
-    expected, actual = case.run(), faster.run()
-    assert faster.model.kernels == {"gated_linear": 1}
-    with torch.no_grad():
-        faster.run()
-    assert faster.model.kernels == {kernel: 1}
-    torch.testing.assert_close(actual, expected)
-    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), x) for y in (actual, expected)))

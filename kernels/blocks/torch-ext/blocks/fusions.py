@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from .attention import drop_causal_mask, group_heads
 from .editing import Editor, broadcasts, fits, is_alike
 from .kernel_set import DEVICE, adaln, geglu, loss, rmsnorm, rope3d
-from .matching import Match, Pattern, argument, dtype_of, match, operation, shape_of, value
+from .matching import Match, Pattern, argument, dtype_of, matches, operation, shape_of, value
 from .patterns import ACTIVATED, GATED, MODULATED, NORM
 from .rotations import halves, rotate, rotate_together
 from .training import GATES, gated_linear, join_loss, recompute_gate
@@ -75,10 +75,10 @@ def fuse(module: GraphModule, returns_logits: bool = True) -> list[tuple[Node, s
 
 def _replace_match(editor: Editor, node: Node, patterns: Mapping[str, Pattern], kernel_of: Callable[..., Any]) -> None:
     """Replace a match of one of some patterns, by their names, by the call that `kernel_of` returns, or None."""
-    for name, pattern in patterns.items() if operation(node) in _RESULTS and fits(node) else ():
-        found = match(pattern, node)
-        call = kernel_of(editor, node, found, name) if found is not None else None
-        if found is not None and call is not None and editor.may_join(found.nodes, node):
+    given = patterns.items() if operation(node) in _RESULTS and fits(node) else ()
+    for name, found in ((name, found) for name, pattern in given for found in matches(pattern, node)):
+        call = kernel_of(editor, node, found, name)
+        if call is not None and editor.may_join(found.nodes, node):
             editor.replace_by_call(node, *call)
             return
 

@@ -210,9 +210,9 @@ def tagged(name: str, x: Pattern) -> Pattern:
     return Pattern(lambda node, match, dtype: x.find(node, replace(match, tags=(*match.tags, name)), dtype))
 
 
-def match(pattern: Pattern, node: Any) -> Optional[Match]:
-    """Return the first match of a pattern whose result is `node`."""
-    return next(pattern.find(node, Match(), dtype_of(node)), None)
+def matches(pattern: Pattern, node: Any) -> Iterator[Match]:
+    """Yield the matches of a pattern whose result is `node`."""
+    return pattern.find(node, Match(), dtype_of(node))
 
 
 def _operands(name: str, node: Any) -> Optional[list[Any]]:

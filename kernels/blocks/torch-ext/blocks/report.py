@@ -111,7 +111,7 @@ class Report:
         replaced, left, device = sum(self.replaced.values()), sum(self.left.values()), kernel_set.DEVICE
         lines = [f"{replaced} module{'s' * (replaced != 1)} replaced, {left} left as before; kernels for {device}"]
         if not replaced and not left:
-            lines = [f"nothing replaced so far, before the first trace; kernels for {device}"]
+            lines = [f"nothing replaced so far: Torch has traced no call; kernels for {device}"]
         width = max((len(name) for name, _ in [*self.replaced, *self.left]), default=0)
         for title, counts in (("replaced", self.replaced), ("left", self.left)):
             lines += [f"{title}:"] if counts else []

@@ -120,8 +120,8 @@ class Rotation:
     nodes: list[Node]
 
 
-def rotation_in(node: Node) -> Optional[Rotation]:
-    """Return the rotation whose result a node is, or None."""
+def rotation_in(editor: Editor, node: Node) -> Optional[Rotation]:
+    """Return the rotation whose result a node is, or None. One that no kernel computes is a miss of the editor's."""
     is_rounded = operation(node) == "cast" and dtype_of(node.args[0]) in _WIDE
     root = node.args[0] if is_rounded else node
     wholes = (_whole(part, shape_of(root)) for product in _products_in(root) for part in product.args)
@@ -136,6 +136,7 @@ def rotation_in(node: Node) -> Optional[Rotation]:
                 if kind is not None:
                     kept = [part for part in (node, *rows.nodes) if part is not x and operation(part) != "empty_like"]
                     return Rotation(x, cos, sin, *kind, kept)
+            editor.misses += [(node, "it rotates pairs as no kernel does")] if len(rows.tables) > 1 else []
     return None
 
 
@@ -197,7 +198,7 @@ def rotate(editor: Editor, node: Node) -> None:
     """Replace a rotation of one value."""
     if not fits(node) or value(node).dim() not in (3, 4):
         return
-    rotation = rotation_in(node)
+    rotation = rotation_in(editor, node)
     if rotation is None or not fits(rotation.x, dtype_of(node)) or shape_of(rotation.x) != shape_of(node):
         return
     x = rotation.x
@@ -206,10 +207,9 @@ def rotate(editor: Editor, node: Node) -> None:
     layout = _layout(shape_of(x), table) if has_entries else None
     stores = assignments_to(node)
     place = stores[-1] if stores else node
+    may_join = editor.may_join(rotation.nodes, place, stores)
     is_used_later = all(user > place for user in node.users if user not in stores)
-    if layout is None or value(x).stride(-1) != 1 or not is_used_later:
-        return
-    if not editor.may_join(rotation.nodes, place, stores):
+    if layout is None or value(x).stride(-1) != 1 or not may_join or not is_used_later:
         return
     is_heads_first, dim_of_heads = layout
     parts = (torch.real, torch.imag) if value(rotation.cos).is_complex() else (None, None)

@@ -11,7 +11,7 @@ from torch.fx.node import map_arg
 
 from .editing import Editor, fits
 from .kernel_set import geglu, loss
-from .matching import argument, call, dtype_of, match, named, operation, shape_of, value
+from .matching import argument, call, dtype_of, matches, named, operation, shape_of, value
 
 GATES = (geglu.geglu, geglu.geglu_pair, geglu.swiglu, geglu.swiglu_pair)
 _cap = named("cap", number=True)
@@ -77,7 +77,7 @@ def _head_of(logits: Any) -> Optional[tuple[list[Node], float]]:
         is_wider = name == "cast" and dtype_of(logits) == torch.float32
         if is_wider or (name in _ROWS and shape_of(logits)[-1] == shape_of(logits.args[0])[-1]):
             logits = logits.args[0]
-        elif not cap and (capped := match(_CAPPED, logits)) is not None:
+        elif not cap and (capped := next(matches(_CAPPED, logits), None)) is not None:
             chain += capped.nodes
             logits, cap = capped["x"], float(capped["cap"])
         else:
