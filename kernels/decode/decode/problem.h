@@ -77,7 +77,9 @@ struct Division {
   int heads;          // query heads per block
   int head_blocks;    // blocks for the query heads of a key head
   int splits;         // of the tokens
+  int warps;          // of a block
   bool is_cluster;    // of the blocks of all splits, which add up their sums; else a second kernel does
+  bool in_step;       // the warps of a block read their next tiles at the same time
   bool is_for_torch;  // Torch's operation takes less time
 };
 
@@ -110,9 +112,6 @@ int run(const Attention& problem, bool constant_cache, void* stream);
 
 // Before `run`: sets the division, and *floats to the size of `parts`.
 int divide(Attention& problem, int64_t* floats);
-
-// Whether Torch's operation takes less time.
-bool is_for_torch(const Linear& problem);
 
 // The CPU: compute the columns of `out`, or the groups of query heads that read the same keys, over all sequences, from
 // `begin` to `end`. The caller divides them among threads.

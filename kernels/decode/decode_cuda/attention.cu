@@ -45,37 +45,43 @@ struct WarpSums {
   static constexpr int kHalves = kWide ? 2 : 1;
 
   float values[kChunks][8][4]{};
-  float largest[2]{-INFINITY, -INFINITY}, weights[2]{};
+  float largest[2]{kLeastScore, kLeastScore}, weights[2]{};
 
-  // Replaces the scores of a tile by its tokens' weights, and scales the sums if the largest score has grown.
+  // Replaces the scores of a tile by its tokens' weights, and scales the sums if the largest score has grown. The steps
+  // of both heads are next to each other, so that neither waits for the other.
   __device__ __forceinline__ void add_weights(uint32_t included, float scale, float (&scores)[2][4]) {
+    const auto score_at = [&](int h, int i) -> float& { return scores[i / 2][2 * h + i % 2]; };
+    float overall[kHalves], factors[kHalves];
+    bool has_grown = false;
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      float overall = largest[h];
+      overall[h] = largest[h];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float& score = scores[i / 2][2 * h + i % 2];
-        score = (included >> i & 1) != 0 ? score * scale : -INFINITY;
-        overall = fmaxf(overall, score);
+        score_at(h, i) = (included >> i & 1) != 0 ? score_at(h, i) * scale : -INFINITY;
+        overall[h] = fmaxf(overall[h], score_at(h, i));
       }
-      overall = over_lanes_of_row(overall, true);
-      const float factor = factor_of(largest[h], overall);
-      largest[h] = overall;
-      weights[h] *= factor;
+    }
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      overall[h] = over_lanes_of_row(overall[h], true);
+      factors[h] = power_of_2(largest[h] - overall[h]);
+      has_grown = has_grown || factors[h] != 1.0f;
+      largest[h] = overall[h];
+      weights[h] *= factors[h];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float& score = scores[i / 2][2 * h + i % 2];
-        score = factor_of(score, overall);
-        weights[h] += score;
+        score_at(h, i) = power_of_2(score_at(h, i) - overall[h]);
+        weights[h] += score_at(h, i);
       }
-      if (!__any_sync(kAllLanes, factor != 1.0f)) continue;
+    }
+    if (!__any_sync(kAllLanes, has_grown)) return;
 #pragma unroll
-      for (int j = 0; j < kChunks; ++j) {
+    for (int j = 0; j < kChunks; ++j) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          values[j][i][2 * h] *= factor;
-          values[j][i][2 * h + 1] *= factor;
-        }
+      for (int i = 0; i < 8; ++i) {
+#pragma unroll
+        for (int e = 0; e < 2 * kHalves; ++e) values[j][i][e] *= factors[e / 2];
       }
     }
   }
@@ -83,15 +89,19 @@ struct WarpSums {
   // Adds a tile's values, times the weights of their tokens.
   __device__ __forceinline__ void add_values(const Tiles<T, kChunks>& tiles, int stage, uint32_t included,
                                              const float (&weights)[2][4]) {
+    const bool all_included = __all_sync(kAllLanes, included == 15);
     const uint32_t low0 = pack<T>(weights[0][0], weights[0][1]), low1 = pack<T>(weights[1][0], weights[1][1]);
     const uint32_t high0 = kWide ? pack<T>(weights[0][2], weights[0][3]) : 0;
     const uint32_t high1 = kWide ? pack<T>(weights[1][2], weights[1][3]) : 0;
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) {
       uint4 rows[4];
-      // A value that is excluded may be anything, also NaN, whose product with 0 is NaN.
 #pragma unroll
-      for (int i = 0; i < 4; ++i) rows[i] = (included >> i & 1) != 0 ? *tiles.value_vector(stage, i, j) : uint4{};
+      for (int i = 0; i < 4; ++i) {
+        rows[i] = *tiles.value_vector(stage, i, j);
+        // A value that is excluded may be anything, also NaN, whose product with 0 is NaN.
+        if (!all_included && (included >> i & 1) == 0) rows[i] = uint4{};
+      }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t a = word_at(rows[0], i), b = word_at(rows[1], i);
@@ -103,7 +113,7 @@ struct WarpSums {
     }
   }
 
-  // Puts the weighted values of the block's heads into shared memory, [kWarps][kRows][kSumRow].
+  // Puts the weighted values of the block's heads into shared memory, [warps][kRows][kSumRow].
   __device__ __forceinline__ void share_values(const Tiles<T, kChunks>& tiles, float* warp_sums) const {
     constexpr int kRows = kWide ? kMostHeads : kMostHeads / 2;
 #pragma unroll
@@ -144,15 +154,15 @@ struct Sums {
 // Adds up `count` sums, of which `at(i)` returns one.
 template <int kMost, typename At>
 __device__ __forceinline__ Sums add_up(int count, const At& at) {
-  Sums all[kMost], total{-INFINITY, 0.0f, {}};
+  Sums all[kMost], total{kLeastScore, 0.0f, {}};
 #pragma unroll
   for (int i = 0; i < kMost; ++i) {
-    all[i] = i < count ? at(i) : Sums{-INFINITY, 0.0f, {}};
+    all[i] = i < count ? at(i) : Sums{kLeastScore, 0.0f, {}};
     total.largest = fmaxf(total.largest, all[i].largest);
   }
 #pragma unroll
   for (int i = 0; i < kMost; ++i) {
-    const float factor = factor_of(all[i].largest, total.largest);
+    const float factor = power_of_2(all[i].largest - total.largest);
     total.weight = fmaf(factor, all[i].weight, total.weight);
 #pragma unroll
     for (int e = 0; e < 4; ++e)
@@ -186,9 +196,9 @@ __device__ __forceinline__ void write_sums(const Tiles<T, kChunks>& tiles, const
   auto* const out = static_cast<T*>(problem.out) + first_head * elements;
   const int quads = elements / 4;
   const auto quad_at = [](float* sums) { return reinterpret_cast<Vector<float, 4>*>(sums); };
-  for (int i = static_cast<int>(threadIdx.x); i < heads * quads; i += kWarps * kWarp) {
+  for (int i = static_cast<int>(threadIdx.x); i < heads * quads; i += tiles.warps * kWarp) {
     const int h = i / quads, element = i % quads * 4;
-    const Sums total = add_up<kWarps>(kWarps, [&](int w) {
+    const Sums total = add_up<kWarps>(tiles.warps, [&](int w) {
       return Sums{warp_largest[w][h], warp_weights[w][h],
                   *quad_at(warp_sums + (w * kRows + h) * kSumRow<kChunks> + element)};
     });
@@ -207,7 +217,7 @@ __device__ __forceinline__ void write_sums(const Tiles<T, kChunks>& tiles, const
   if (!division.is_cluster) return;
   const auto cluster = cooperative_groups::this_cluster();
   cluster.sync();
-  const int threads = kWarps * kWarp * division.splits;
+  const int threads = tiles.warps * kWarp * division.splits;
   for (int i = static_cast<int>(cluster.thread_rank()); i < heads * quads; i += threads) {
     const int h = i / quads, element = i % quads * 4;
     const Sums total = add_up<kMostBlocksOfCluster>(division.splits, [&](int rank) {
@@ -228,10 +238,11 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp, kChunks == 1 ? 2 : 
   trigger_next_grid();
   const Tiles<T, kChunks> tiles(problem, ring);
   // Neighbouring tiles belong to different blocks, so that all have as much to do where a mask includes the first
-  // tokens only. The first tile is copied without waiting for its mask.
-  const int tokens = tiles.tokens, splits = problem.division.splits;
-  const int step = kWarpsFor<kChunks> * splits * kTokens;
-  const int first_tile = (tiles.warp * splits + static_cast<int>(blockIdx.x)) * kTokens;
+  // tokens only, or to the warps of a block that read in step. The first tile is copied without waiting for its mask.
+  const int tokens = tiles.tokens, splits = problem.division.splits, split = static_cast<int>(blockIdx.x);
+  const bool in_step = problem.division.in_step;
+  const int step = tiles.warps * splits * kTokens;
+  const int first_tile = (in_step ? split * tiles.warps + tiles.warp : tiles.warp * splits + split) * kTokens;
   if (!constant_cache && first_tile < tokens) tiles.prefetch(first_tile);
   if (!constant_cache) grid_wait();
   if (stages > 1) {
@@ -249,9 +260,9 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp, kChunks == 1 ? 2 : 
   uint32_t next_included = tiles.included(mask, first_tile);
   uint32_t copied_included = stages > 1 ? tiles.included(mask, first_tile + step) : next_included;  // of the next copy
   int stage = 0;
-  for (int tile = first_tile; tile < tokens; tile += step) {
+  for (int tile = first_tile; (in_step ? tile - tiles.warp * kTokens : tile) < tokens; tile += step) {
     const int copied = tile + (stages - 1) * step;
-    __syncwarp();  // the tile before has been read
+    in_step ? __syncthreads() : __syncwarp();  // the tile before has been read
     if (copied < tokens && __any_sync(kAllLanes, copied_included != 0)) tiles.copy(copied, stages > 1 ? stage ^ 1 : 0);
     cp_async_commit();
     const uint32_t included = stages > 1 ? next_included : copied_included;
@@ -287,11 +298,11 @@ __global__ void __launch_bounds__(kSumThreads) sum_kernel(float* parts, int spli
   const int groups = min(kMostGroups, kSumThreads / quads), element = thread % quads * 4;
   const int64_t head = blockIdx.x;
   grid_wait();
-  Sums total{-INFINITY, 0.0f, {}};
+  Sums total{kLeastScore, 0.0f, {}};
   for (int first = group; group < groups && first < splits; first += kLoads * groups) {
     total = add_up<kLoads + 1>(kLoads + 1, [&](int i) {
       const int split = first + (i - 1) * groups;
-      if (i == 0 || split >= splits) return i == 0 ? total : Sums{-INFINITY, 0.0f, {}};
+      if (i == 0 || split >= splits) return i == 0 ? total : Sums{kLeastScore, 0.0f, {}};
       const float* const part = part_of(parts, head, split, splits, elements);
       const auto score = *reinterpret_cast<const float2*>(part + elements);
       return Sums{score.x, score.y, load<float, 4>(part + element)};
@@ -308,14 +319,13 @@ __global__ void __launch_bounds__(kSumThreads) sum_kernel(float* parts, int spli
 template <typename T, int kChunks, bool kWide>
 void launch(const Attention& problem, bool constant_cache, cudaStream_t stream) {
   const Division& division = problem.division;
-  constexpr size_t kStage = sizeof(uint4) * kWarpsFor<kChunks> * 2 * kTokens * 8 * kChunks;
-  constexpr size_t kSums =
-      sizeof(float) * kWarpsFor<kChunks> * (kWide ? kMostHeads : kMostHeads / 2) * kSumRow<kChunks>;
+  const size_t warps = division.warps, stage_bytes = sizeof(uint4) * warps * 2 * kTokens * 8 * kChunks;
+  const size_t sums_bytes = sizeof(float) * warps * (kWide ? kMostHeads : kMostHeads / 2) * kSumRow<kChunks>;
   const auto kernel = attention_kernel<T, kChunks, kWide>;
   DeviceProperties device;
   if (current_device_properties(&device) != cudaSuccess) return;  // errors are also left for cudaGetLastError
-  const int stages = 2 * kStage + kStaticBytes <= static_cast<size_t>(device.max_shared_bytes_per_block) ? 2 : 1;
-  const size_t bytes = std::max(kSums, stages * kStage);
+  const int stages = 2 * stage_bytes + kStaticBytes <= static_cast<size_t>(device.max_shared_bytes_per_block) ? 2 : 1;
+  const size_t bytes = std::max(sums_bytes, stages * stage_bytes);
   if (cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(bytes)) != cudaSuccess) {
     return;
@@ -323,8 +333,7 @@ void launch(const Attention& problem, bool constant_cache, cudaStream_t stream) 
   const dim3 grid(division.splits, static_cast<unsigned>(problem.key_heads * division.head_blocks),
                   static_cast<unsigned>(problem.batch));
   const dim3 cluster(division.is_cluster ? division.splits : 1);
-  launch_clusters_with_pdl(kernel, grid, cluster, dim3(kWarpsFor<kChunks> * kWarp), bytes, stream, problem, stages,
-                           constant_cache);
+  launch_clusters_with_pdl(kernel, grid, cluster, dim3(warps * kWarp), bytes, stream, problem, stages, constant_cache);
   if (division.splits == 1 || division.is_cluster) return;
   launch_with_pdl(sum_kernel<T>, dim3(static_cast<unsigned>(problem.batch * problem.query_heads)), dim3(kSumThreads), 0,
                   stream, problem.parts, division.splits, static_cast<int>(problem.elements),

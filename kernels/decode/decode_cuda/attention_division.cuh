@@ -7,10 +7,10 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <climits>
+#include <array>
+#include <cmath>
 
 #include "decode/problem.h"
-#include "decode_cuda/torch_regions.cuh"
 #include "kit/launch.cuh"
 
 namespace decode_step {
@@ -18,7 +18,7 @@ namespace {
 
 using namespace kit;
 
-// Warps of a block: their registers hold the sums of a head's chunks.
+// The most warps of a block: their registers hold the sums of a head's chunks.
 template <int kChunks>
 constexpr int kWarpsFor = kChunks > 2 ? 4 : 8;
 constexpr int kTokens = 16;     // of a tile, which a warp reads at a time
@@ -29,65 +29,114 @@ constexpr int kMostSplits = 128;
 constexpr int kMostBlocksOfCluster = 8;
 constexpr int kLeastTokens = 32;  // per split, if there is more than one
 
-}  // namespace
+constexpr int64_t kLeastProducts = 160'000'000;  // of elements of queries and keys: about 0.06 ms
 
-// Chooses the division that takes the least time by a model, in tokens of 128 elements that a block reads meanwhile. It
-// is fitted on an H200 to 280 calls of 1 to 16 sequences, 1 to 32 key heads and 64 to 131,072 tokens, which take 1.01
+// Whether Torch's operation, which is cuDNN's, takes less time: on an H200 with Torch 2.11 and cold caches 1 to 10 %
+// less in 11 of 164 calls. Shorter calls gain less on the device than it adds on the host: 0.04 ms.
+bool is_for_torch(const Attention& problem, const Division& division, int sms) {
+  if (compiled_capability() != 90 || problem.mask != nullptr || problem.position != nullptr) return false;
+  if (problem.batch * problem.query_heads * problem.tokens * problem.elements < kLeastProducts) return false;
+  const auto caches = static_cast<int>(problem.batch * problem.key_heads);
+  if (problem.elements <= kChunk) return caches <= 64 && (caches & (caches - 1)) == 0;
+  if (problem.elements > 2 * kChunk || division.splits > 1 || division.warps < kWarpsFor<2>) return false;
+  // Undivided blocks that leave SMs idle, where dividing their tokens takes longer.
+  const int filled = 100 * caches * division.head_blocks / sms;
+  return filled > 105 ? filled <= 190 : problem.elements > 96 && filled > 70 && filled <= 92;
+}
+
+// Returns the division that takes the least time by a model, in tokens of 128 elements that a block reads meanwhile. It
+// is fitted on an H200 to 392 calls of 1 to 16 sequences, 1 to 32 key heads and 64 to 131,072 tokens, which take 1.02
 // times the time of the fastest measured division in the mean.
-int divide(Attention& problem, int64_t* floats) {
-  if (problem.type == Type::float32 || compiled_capability() < 80) return cudaErrorNotSupported;
-  Division& division = problem.division;
+Division best_division(const Attention& problem, const DeviceProperties& device) {
+  Division division{};
   const auto per_key_head = static_cast<int>(problem.query_heads / problem.key_heads);
   const auto elements = static_cast<int>(problem.elements), tokens = static_cast<int>(problem.tokens);
-  DeviceProperties device;
-  if (const cudaError_t error = current_device_properties(&device); error != cudaSuccess) return error;
-  const int blocks_per_sm = elements <= kChunk ? 2 : 1, width = std::max(elements, kChunk);
-  const int tokens_at_once = kTokens * (elements > 2 * kChunk ? 4 : 8);  // of a block
-  const int slots = device.sms * blocks_per_sm, most = std::min(kMostSplits, tokens / kLeastTokens);
+  const int width = std::max(elements, kChunk), most_warps = elements > 2 * kChunk ? kWarpsFor<4> : kWarpsFor<2>;
+  const int most = std::min(kMostSplits, tokens / kLeastTokens);
   const int clusters = compiled_capability() >= 90 ? kMostBlocksOfCluster : 0;
-  int least = INT_MAX;
-  // Blocks of fewer heads start and end faster, and read keys and values again, from L2.
-  for (const int most_heads : {kMostHeads, kMostHeads / 2}) {
-    if (most_heads < kMostHeads && per_key_head <= most_heads) break;
+  const bool is_masked = problem.mask != nullptr, is_narrow = elements > kChunk && elements < 2 * kChunk && !is_masked;
+  const auto query_heads = static_cast<float>(problem.batch * problem.query_heads);
+  float least = INFINITY;
+  // Considers blocks of so many warps and query heads. Twice as many blocks of half of the warps fill the SMs better;
+  // blocks of fewer heads start and end faster, and read keys and values again, from L2.
+  const auto consider_blocks = [&](int warps, int most_heads) {
     const int heads = std::min(per_key_head, most_heads), head_blocks = (per_key_head + heads - 1) / heads;
     const auto blocks = static_cast<int>(problem.batch * problem.key_heads * head_blocks);
-    const auto consider = [&](int splits, bool is_cluster) {
+    const bool is_half = warps < most_warps;
+    const int blocks_per_sm = (elements <= kChunk ? 2 : 1) * (is_half ? 2 : 1);
+    const int slots = device.sms * blocks_per_sm, tokens_at_once = kTokens * warps;
+    const float all_tokens = static_cast<float>(problem.tokens) * blocks * (is_half ? 2 : 1) / (slots * head_blocks);
+    const auto consider = [&](int splits, bool is_cluster, bool in_step) {
+      const int all = blocks * splits, step = tokens_at_once * splits;
       // The percentage of the blocks that fit which run at once: clusters need adjacent SMs.
       const int percent = !is_cluster || (splits == 2 && blocks_per_sm == 1) ? 100
-                          : blocks_per_sm == 2                               ? 86
-                          : splits > 4 && splits < 8                         ? 76
+                          : blocks_per_sm > 1                                ? 90
+                          : splits > 4 && splits < 8                         ? 82
                                                                              : 85;
-      const int at_once = std::max(1, slots * percent / 100), step = tokens_at_once * splits;
-      const int rounds = (blocks * splits + at_once - 1) / at_once;
+      const int at_once = std::max(1, slots * percent / 100), rounds = (all + at_once - 1) / at_once;
       const int read = tokens <= step ? (tokens + splits - 1) / splits : (tokens + step - 1) / step * tokens_at_once;
-      const int delivered = is_too_much(problem, heads, splits, blocks * splits, slots) ? 80 : 96;  // of 100 tokens
-      const auto least_read = static_cast<int>(100 * problem.tokens * blocks / (delivered * slots));
-      const int adding_up = splits == 1 ? 0
-                            : is_cluster
-                                ? rounds * 150 * 128 / width
-                                : 280 * 128 / width + splits +
-                                      4 * static_cast<int>(problem.batch * problem.query_heads) * splits / device.sms;
-      const int starting = (heads > kMostHeads / 2 ? 240 : 220) * 128 / width;
-      const int time = std::max(rounds * read, least_read / head_blocks) + rounds * starting + adding_up;
+      // Where heads of 96 elements are read on nearly all SMs, they ask for more than the memory delivers, which is a
+      // fifth less then, unless all warps of an SM read in step, and wait for each other.
+      const bool is_too_much = is_narrow && (is_half || !in_step) && tokens >= (is_half ? 512 : 1024) * splits &&
+                               100 * all > (in_step ? 76 : 80) * slots;
+      const float delivered = is_masked     ? 1.36f
+                              : is_too_much ? 0.61f
+                              : in_step     ? (is_narrow ? 0.92f : 0.97f)
+                                            : (is_narrow ? 0.76f : 0.9f);
+      const float waiting = (is_half ? 2.1f : 1.0f) * (!in_step ? 1.0f : is_narrow ? 1.27f : 1.04f);
+      const float adding =
+          (100 * all > 80 * slots ? 230 : 190) + splits * (1 + 4 * query_heads / device.sms) * width / 128;
+      const float adding_up = splits == 1 ? 0.0f : is_cluster ? rounds * (is_half ? 270 : 120) : adding;
+      const int starting = 240 + (heads > kMostHeads / 2 ? 95 : 0) + (in_step ? 50 : 0);
+      const float time =
+          std::max(rounds * read * waiting, all_tokens / delivered) + (rounds * starting + adding_up) * 128 / width;
       if (time >= least) return;
       least = time;
-      division = {heads, head_blocks, splits, is_cluster, false};
+      division = {heads, head_blocks, splits, warps, is_cluster, in_step, false};
     };
-    for (int splits = 1; splits <= std::clamp(most, 1, 16); ++splits) {
-      if (splits > 1 && splits <= clusters) consider(splits, true);
-      consider(splits, false);
-    }
+    const auto consider_splits = [&](int splits) {
+      for (const bool in_step : {false, true}) {
+        if (in_step && (is_masked || tokens <= tokens_at_once * splits)) break;
+        if (splits > 1 && splits <= clusters) consider(splits, true, in_step);
+        consider(splits, false, in_step);
+      }
+    };
+    for (int splits = 1; splits <= std::clamp(std::min(most, 6 * slots / blocks), 1, 16); ++splits)
+      consider_splits(splits);
     // More splits pay only where all blocks run at once: the most, or fewer that read no more tokens each.
-    for (const int share : {84, 97}) {
+    for (const int share : {84, 100}) {
       const int fitting = std::min(most, slots * share / 100 / blocks);
       if (fitting <= 16) continue;
       const int step = tokens_at_once * fitting, reads = (tokens + step - 1) / step;
-      consider(fitting, false);
-      consider((tokens + tokens_at_once * reads - 1) / (tokens_at_once * reads), false);
+      consider_splits(fitting);
+      consider_splits((tokens + tokens_at_once * reads - 1) / (tokens_at_once * reads));
+    }
+  };
+  for (int warps = most_warps; warps >= kWarpsFor<4>; warps /= 2) {
+    for (const int heads : {kMostHeads, kMostHeads / 2}) {
+      if (heads == kMostHeads || per_key_head > heads) consider_blocks(warps, heads);
     }
   }
-  division.is_for_torch = is_for_torch(problem, slots);
-  const int64_t parts = division.splits == 1 || division.is_cluster ? 0 : division.splits;
+  division.is_for_torch = is_for_torch(problem, division, device.sms);
+  return division;
+}
+
+}  // namespace
+
+int divide(Attention& problem, int64_t* floats) {
+  if (problem.type == Type::float32 || compiled_capability() < 80) return cudaErrorNotSupported;
+  DeviceProperties device;
+  if (const cudaError_t error = current_device_properties(&device); error != cudaSuccess) return error;
+  // The layers of a model have the same sizes. To choose a division takes more than 1 us.
+  const std::array<int64_t, 8> sizes{
+      problem.batch,    problem.query_heads,     problem.key_heads,           problem.tokens,
+      problem.elements, problem.mask != nullptr, problem.position != nullptr, device.number};
+  static thread_local std::array<int64_t, 8> last_sizes{};
+  static thread_local Division last{};
+  if (sizes != last_sizes) last = best_division(problem, device);
+  last_sizes = sizes;
+  problem.division = last;
+  const int64_t parts = last.splits == 1 || last.is_cluster ? 0 : last.splits;
   *floats = parts * problem.batch * problem.query_heads * (problem.elements + 4);
   return cudaSuccess;
 }

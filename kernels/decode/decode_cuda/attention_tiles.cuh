@@ -5,6 +5,7 @@
 // Must not: add in an order that varies.
 #pragma once
 
+#include <cfloat>
 #include <cstdint>
 
 #include "decode/problem.h"
@@ -24,10 +25,11 @@ __device__ __forceinline__ const char* at(const Heads& heads, int64_t batch, int
          (batch * heads.batch_stride + head * heads.head_stride + token * heads.token_stride) * bytes;
 }
 
-// The factor of a sum of weights relative to `largest` where the others are relative to `overall`. Scores are
-// exponents of 2.
-__device__ __forceinline__ float factor_of(float largest, float overall) {
-  return largest == -INFINITY ? 0.0f : exp2f(largest - overall);
+// Scores are exponents of 2. The largest of no tokens is finite, so that its difference from another is a number.
+constexpr float kLeastScore = -FLT_MAX;
+__device__ __forceinline__ float power_of_2(float exponent) {
+  asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(exponent));  // exp2f takes three instructions more, for subnormal results
+  return exponent;
 }
 
 __device__ __forceinline__ float over_lanes_of_row(float value, bool maximum) {
@@ -92,19 +94,20 @@ __device__ __forceinline__ void rotate(uint4 (&vectors)[2 * kChunks], const Rota
 // keys have the layout that the product with its values needs. Elements are permuted so that each vector is one load.
 template <typename T, int kChunks>
 struct Tiles {
-  static constexpr int kBytes = sizeof(T), kWarps = kWarpsFor<kChunks>;
+  static constexpr int kBytes = sizeof(T);
   static constexpr int kRowVectors = 8 * kChunks;             // of 16 bytes, in a row of a tile
   static constexpr int kTileVectors = kTokens * kRowVectors;  // of keys, or of values
 
   const Attention& problem;
-  uint4* const ring;  // [stages][kWarps][keys and values][kTokens][kRowVectors]
-  int warp, lane, g, t;
+  uint4* const ring;  // [stages][warps][keys and values][kTokens][kRowVectors]
+  int warps, warp, lane, g, t;
   int64_t batch, key_head, first_head;
   int head_block, heads;  // heads: of the block
   int tokens, elements;
 
   __device__ __forceinline__ Tiles(const Attention& problem, uint4* ring) : problem(problem), ring(ring) {
     const Division& division = problem.division;
+    warps = division.warps;
     warp = static_cast<int>(threadIdx.x) / kWarp;
     lane = static_cast<int>(threadIdx.x) % kWarp;
     g = lane / 4;
@@ -128,7 +131,7 @@ struct Tiles {
   // The vectors of row r of a tile are permuted, so that loads of a warp hit different banks.
   static __device__ __forceinline__ constexpr int key_permutation(int r) { return (r & 1) << 2 | (r >> 1 & 3); }
   static __device__ __forceinline__ constexpr int value_permutation(int r) { return (r >> 1 & 3) << 1; }
-  __device__ __forceinline__ uint4* keys(int stage) const { return ring + (stage * kWarps + warp) * 2 * kTileVectors; }
+  __device__ __forceinline__ uint4* keys(int stage) const { return ring + (stage * warps + warp) * 2 * kTileVectors; }
 
   // The vectors that this lane multiplies: of the keys, i and j count rows and products; of the values, rows and
   // chunks. Their addresses are that of a stage plus constants.
