@@ -82,10 +82,11 @@ class Index:
         self._session = requests.Session()
         self._session.headers["User-Agent"] = f"kernel-builder/{VERSION}"
         if "@" in parts.netloc:
+            origin = urlsplit(self.url.lower())[:2]  # scheme, host and port
             basic = HTTPBasicAuth(*requests.utils.get_auth_from_url(parts.geturl()))
             # To one server only; an index may keep its files on another one.
             self._session.auth = lambda request: (
-                basic(request) if _origin(request.url or "") == _origin(parts.geturl()) else request
+                basic(request) if urlsplit((request.url or "").lower())[:2] == origin else request
             )
         adapter = HTTPAdapter(max_retries=self._retries)
         self._session.mount("https://", adapter)
@@ -240,11 +241,6 @@ def _limit(response: requests.Response, *, stream: bool = False, **_: object) ->
             "the answer is too long or too slow", where=response.url, hint="set PIP_INDEX_URL to another index"
         )
         body.stream = network.Answers().limited(body.stream, error)
-
-
-def _origin(url: str) -> tuple[str, str | None, int | None]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def _range(start: int, stop: int) -> dict[str, str]:
