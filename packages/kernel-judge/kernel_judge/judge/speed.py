@@ -115,7 +115,7 @@ class _TimedRuns:
         self._reported: list[tuple[float, float]] = []
         self._start = math.inf  # of eager's runs: the least time that its own clock does not see
         self._copying = _RunTime(0.0, 0.0)
-        self._suspending = 0.0  # of eager's last run
+        self._suspending = math.inf  # the least of eager's runs
 
     def shape(self, rounds: int, seconds: float) -> TimedShape:
         """Return the samples of all participants, after one round that does not count."""
@@ -272,9 +272,9 @@ class _TimedRuns:
         before = worker.cpu_seconds() if on_cpu else 0.0
         seconds, value = worker.timed(*command, seconds=self.limit)
         if worker is self.peers.workers[EAGER]:
-            self._suspending = worker.suspending
+            self._suspending = min(self._suspending, worker.suspending)
         # A process may work until it is suspended, which many others make late.
-        seconds += max(worker.suspending - 2 * self._suspending - _START[self._device], 0.0)
+        seconds += max(worker.suspending - self._suspending - _START[self._device], 0.0)
         return _RunTime(seconds, worker.cpu_seconds() - before if on_cpu else seconds), value
 
     def check_clock(self) -> None:

@@ -46,7 +46,7 @@ from kernel_sandbox.confine import LARGEST_FILE
 _CPU_CLOCK = 2  # CPUCLOCK_SCHED of Linux: the rest of a clock's number is that of a process
 _LONGEST_ANSWER, _LONGEST_OUTPUT = 1 << 20, 1500
 _SEND_SECONDS, _GUARD_SECONDS = 60, 20
-_COMPARED_BYTES = 2048  # of the results of a timed command, at random places: 1 ms
+_SAMPLED = 2048  # bytes of the results of a timed command, at random places: 1 ms
 # Limits of the processes of one worker: half of the memory, and as much disk as a file of theirs may have.
 MOST_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 MOST_PROCESSES = 1000
@@ -196,8 +196,7 @@ class WorkerProcess(ExitStack):
             WorkerFailure: If the command failed, or if on a CPU a result has changed after the answer.
         """
         message = self._message(command, arguments)
-        end = max(self.outputs.end, 1)
-        places = torch.frombuffer(bytearray(os.urandom(8 * _COMPARED_BYTES)), dtype=torch.int64) % end
+        places = torch.frombuffer(bytearray(os.urandom(8 * _SAMPLED)), dtype=torch.int64) % max(self.outputs.end, 1)
         self._check_suspended()
         started = time.perf_counter()
         self._resume()
@@ -205,9 +204,9 @@ class WorkerProcess(ExitStack):
         value = self.wait(seconds)
         answered = time.perf_counter()
         if self._device == "cpu":
-            known = self.outputs.raw(end)[places]
+            known = self.outputs.raw(self.outputs.end)[places]
             self.stop()
-            if not torch.equal(known, self.outputs.raw(end)[places]):
+            if not torch.equal(known, self.outputs.raw(self.outputs.end)[places]):
                 raise WorkerFailure("unfinished-work", "its timed results are written after the worker's answer")
             self.suspending = time.perf_counter() - answered
         return answered - started, value
