@@ -7,6 +7,7 @@ import os
 import re
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,7 +20,7 @@ _VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 # Debian, Fedora, Alpine. A company adds its CA to the system's file; the clients' own package of certificates lacks it.
 _SYSTEM = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 _PAGE = "docs/proxy.md"
-ANSWER_BYTES = 32 << 20  # of lists that one operation reads into memory
+ANSWER_BYTES, ANSWER_SECONDS = 32 << 20, 300.0  # of lists that one operation reads into memory, of one answer
 
 
 def trust_certificates() -> None:
@@ -62,12 +63,13 @@ class Answers(threading.local):
         self.left = ANSWER_BYTES
 
     def limited(self, read: Callable[..., Iterator[bytes]], error: Exception) -> Callable[..., Iterator[bytes]]:
-        """Return a method that reads the parts of a body as `read` does, and raises an error if there are too many."""
+        """Return a method that reads the parts of a body as `read` does; too many or too slow ones raise an error."""
 
         def parts(*arguments: object, **options: object) -> Iterator[bytes]:
+            end = time.monotonic() + ANSWER_SECONDS
             for part in read(*arguments, **options):
                 self.left -= len(part)
-                if self.left < 0:
+                if self.left < 0 or time.monotonic() > end:
                     raise error
                 yield part
 

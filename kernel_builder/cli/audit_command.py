@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 import click
 
@@ -36,15 +37,7 @@ _UNSELECTED = "no-variant"
     help=f"Findings of this check do not change the exit code; `{_UNSELECTED}` is that no variant loads here.",
 )
 @json_option
-def audit(
-    name: str,
-    variant: str | None,
-    since: str | None,
-    load: bool,
-    signers: tuple[str, ...],
-    allow: tuple[str, ...],
-    as_json: bool,
-) -> None:
+def audit(name: str, variant: str | None, allow: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Describe a published kernel without running it.
 
     Lists the variants with their requirements, the device code by architecture, the kernels, the needed libraries, the
@@ -59,7 +52,7 @@ def audit(
     kernel-builder audit kernels-community/rmsnorm@v2 --since v1
     kernel-builder audit my-kernel --json
     """
-    result = describe(name, since=since, load=load, signers=signers)
+    result = describe(name, **options)
     if variant and variant not in {audited.variant for audited in result.variants}:
         raise CheckError(
             "there is no such variant", where=f"--variant {variant}",

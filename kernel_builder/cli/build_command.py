@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from kernel_builder.backends.tools import CudaCompiler
 from kernel_builder.checks import CheckReport
 from kernel_builder.checks.findings import summary_lines
 from kernel_builder.cli import report_error
@@ -121,15 +120,7 @@ def _print_table(summary: BuildSummary) -> None:
     "sandbox, always, or never.",
 )
 @json_option
-def build(
-    directories: tuple[Path, ...],
-    platforms: tuple[str, ...],
-    cuda_home: Path | None,
-    cuda_compiler: CudaCompiler | None,
-    offline: bool,
-    as_json: bool,
-    **request: Any,
-) -> None:
+def build(directories: tuple[Path, ...], platforms: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Build the kernel projects in DIR (default: here).
 
     Every variant that the Hub asks for on this machine's platform goes to DIR/build/<variant>/. Missing compilers and
@@ -149,16 +140,15 @@ def build(
     kernel-builder build . --capability 9.0
     kernel-builder build third-party-kernel --sandbox require
     """
+    toolchains = {name: options.pop(name) for name in ("cuda_home", "cuda_compiler", "offline")}
     summary = run(
         BuildRequest(
             directories=directories or (Path(),),
             platforms=PLATFORMS if "all" in platforms else platforms,
             shared_cache=shared_cache(),
-            **request,
+            **options,
         ),
-        lambda progress: Toolchains(
-            cuda_home=cuda_home, cuda_compiler=cuda_compiler, offline=offline, progress=progress
-        ),
+        lambda progress: Toolchains(progress=progress, **toolchains),
     )
     click.echo(json.dumps(summary.as_dict(), indent=2)) if as_json else print_summary(summary)
     if summary.error:

@@ -18,12 +18,13 @@ from threading import Lock
 from kernel_builder import backends, elf
 from kernel_builder.hub.content import RemoteFile
 from kernel_builder.hub.remote_repository import RemoteRepository
+from kernel_format.errors import VerificationError
 
 BINARY = re.compile(r"\.so(\.\d+)*$")
 _BLOCK = 2 << 10  # bytes; a header of device code is smaller
 _GAP = 16 << 10  # bytes between two sections that are downloaded together
 SMALL = 256 << 10  # bytes of a file that is downloaded whole
-_LARGE = 1 << 20  # bytes of a section of constants that is left out
+_LARGE = 1 << 20  # bytes of a section of constants that is left out, and the most of a file that is read as text
 _SECTIONS = re.compile(r"\.(dynamic|dynsym|dynstr|gnu\.version(_r|_d)?|comment|shstrtab|rodata.*)")
 _HEADER = struct.Struct("<40xQ10xHHH")  # Elf64_Ehdr: offset, size, number of section headers, index of their names
 _NAMES = struct.Struct("<24xQQ24x")  # Elf64_Shdr: ..., offset, size, ...
@@ -75,6 +76,8 @@ def download(repository: RemoteRepository, revision: str, files: Mapping[str, Re
     def fetch(paths: list[str]) -> int:
         size = files[paths[0]].size
         first = directory / paths[0]
+        if size > _LARGE and any(path.endswith((".py", ".json")) for path in paths):
+            raise VerificationError(f"{paths[0]} has {size} bytes: too many to read", where=repository.at(revision))
         file = PartialFile(repository, revision, paths[0], size, first)
         if size <= SMALL or first.suffix == ".py":
             file.read_at(0, size)

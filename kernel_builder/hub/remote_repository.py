@@ -39,6 +39,7 @@ _TYPE = "kernel"
 _WRITES_KERNELS = Version("2.3")
 # Exceptions of HTTP libraries if no server listens, or the name does not resolve.
 _UNREACHED = ("ConnectError", "ConnectTimeout")
+_MALFORMED = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)  # of the client
 _STALE = (409, 412)  # statuses for a commit whose parent is no longer the head of the branch
 _AGAIN = "run the same command again: uploaded files are kept, and nothing is published partially"
 _HINTS = {
@@ -69,7 +70,7 @@ def _check_answer(response: Any) -> None:
     is_list = response.request.extensions.setdefault("is list", f"/api/{_TYPE}s" in response.request.url.path)
     if is_list or not response.is_success:
         _answers.left -= _LEAST_ANSWER
-        error = VerificationError("the answer is too long", where=str(response.url))
+        error = VerificationError("the answer is too long or too slow", where=str(response.url))
         response.iter_bytes = _answers.limited(response.iter_bytes, error)
 
 
@@ -176,10 +177,15 @@ class RemoteRepository:
             checked_tree(entry.path for entry in entries)
         except UnsafePath as error:
             raise VerificationError(str(error), where=self.at(revision)) from error
-        return {
+        files = {
             entry.path: RemoteFile(entry.size, entry.blob_id, entry.lfs.sha256 if entry.lfs else None)
             for entry in entries
         }
+        if not all(
+            type(file.size) is int and file.size >= 0 and isinstance(file.identity, str) for file in files.values()
+        ):
+            raise VerificationError("the size or the digest of a file is malformed", where=self.at(revision))
+        return files
 
     @repeated(RateLimited)
     def read_range(self, revision: str, path: str, start: int, stop: int) -> bytes:
@@ -325,7 +331,7 @@ class RemoteRepository:
         _answers.left = network.ANSWER_BYTES
         try:
             yield
-        except (http_error, ConnectionError, LocalEntryNotFoundError, LookupError, RuntimeError, ValueError) as error:
+        except (http_error, ConnectionError, LocalEntryNotFoundError, *_MALFORMED) as error:
             # A response has the Hub's message; its cause, the HTTP library's error, has not.
             if explained := network.explain(error):
                 where = f"{self.repo_id} on {self.api.endpoint}"

@@ -82,10 +82,11 @@ class Index:
         self._session = requests.Session()
         self._session.headers["User-Agent"] = f"kernel-builder/{VERSION}"
         if "@" in parts.netloc:
+            origin = urlsplit(self.url.lower())[:2]  # scheme, host and port
             basic = HTTPBasicAuth(*requests.utils.get_auth_from_url(parts.geturl()))
-            # To one host only; an index may keep its files on another one.
+            # To one server only; an index may keep its files on another one.
             self._session.auth = lambda request: (
-                basic(request) if urlsplit(request.url or "").hostname == parts.hostname else request
+                basic(request) if urlsplit((request.url or "").lower())[:2] == origin else request
             )
         adapter = HTTPAdapter(max_retries=self._retries)
         self._session.mount("https://", adapter)
@@ -236,7 +237,9 @@ def _limit(response: requests.Response, *, stream: bool = False, **_: object) ->
     """Limit a body that is read into memory as a whole."""
     body: Any = response.raw
     if not stream:
-        error = FetchError("the answer is too long", where=response.url, hint="set PIP_INDEX_URL to another index")
+        error = FetchError(
+            "the answer is too long or too slow", where=response.url, hint="set PIP_INDEX_URL to another index"
+        )
         body.stream = network.Answers().limited(body.stream, error)
 
 

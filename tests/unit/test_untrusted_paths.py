@@ -20,7 +20,7 @@ from hypothesis import strategies as some
 from urllib3 import Retry
 
 from kernel_builder import network
-from kernel_builder.hub import package_api, publish, remote_repository
+from kernel_builder.hub import package_api, partial_download, publish, remote_repository
 from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_builder.toolchain import archives
 from kernel_builder.toolchain.index import Index
@@ -268,6 +268,32 @@ def test_answers_without_an_end_are_refused(what: str, monkeypatch: pytest.Monke
         calls["a package index"] = lambda: index.packages("torch")  # type: ignore[assignment, return-value]
         with pytest.raises(KernelBuilderError, match="too long"):
             calls.get(what, hub.branches)()
+
+
+FILE = {"type": "file", "path": "a", "oid": "0" * 40}
+
+
+@pytest.mark.parametrize(
+    "answer", [None, "x", FILE, *([{**FILE, "size": size}] for size in (-9, 6.5, "6", None, True))]
+)
+def test_malformed_lists_are_refused(answer: object) -> None:
+    class Malformed(QuietHandler):
+        """Answers every request with a list of a file, or with what is none."""
+
+        def do_GET(self) -> None:
+            self.send_json(200, answer)
+
+    with served(Malformed) as url:
+        hub = RemoteRepository(REPOSITORY, endpoint=url, token="any")
+        for call in (hub.branches, lambda: hub.files(COMMIT)):
+            with pytest.raises(KernelBuilderError):
+                call()
+
+
+def test_text_of_any_size_is_not_read(tmp_path: Path) -> None:
+    files = {"build/torch-cpu/big.py": remote_repository.RemoteFile(8 << 30, "0", "1" * 64)}
+    with pytest.raises(VerificationError, match="too many to read"):
+        partial_download.download(repository(), COMMIT, files, tmp_path)
 
 
 def test_reading_the_api_runs_no_program_of_the_package(tmp_path: Path) -> None:

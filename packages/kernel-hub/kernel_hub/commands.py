@@ -68,15 +68,7 @@ def main() -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON.")
 def serve(
-    root: Path,
-    host: str,
-    port: int,
-    token_file: Path | None,
-    read_only: bool,
-    trusted: tuple[str, ...],
-    quota: int | None,
-    audit_log: str | None,
-    as_json: bool,
+    root: Path, host: str, port: int, trusted: tuple[str, ...], quota: int | None, as_json: bool, **options: Any
 ) -> None:
     """Serve the Hub in ROOT until a signal ends the server.
 
@@ -91,14 +83,8 @@ def serve(
     def ready(url: str) -> None:
         click.echo(json.dumps({"url": url, "root": str(root.resolve())}) if as_json else f"serving {root} at {url}")
 
-    settings = Settings(
-        root=root.resolve(),
-        token_file=token_file,
-        read_only=read_only,
-        trusted=frozenset(trusted),
-        quota_bytes=None if quota is None else quota * 1_000_000,
-        audit_log=audit_log,
-    )
+    quota_bytes = None if quota is None else quota * 1_000_000
+    settings = Settings(root.resolve(), trusted=frozenset(trusted), quota_bytes=quota_bytes, **options)
     run(settings, host=host, port=port, ready=ready)
 
 
@@ -204,14 +190,7 @@ def token() -> None:
 )
 @click.option("--expires", metavar="DAY|DAYSd", help="The end of the token: 2030-01-31, or 90d.  [default: never]")
 @TOKEN_FILE(required=True)
-def add(
-    name: str,
-    read: tuple[str, ...],
-    write: tuple[str, ...],
-    groups: tuple[str, ...],
-    expires: str | None,
-    token_file: Path,
-) -> None:
+def add(name: str, expires: str | None, token_file: Path, **scopes: tuple[str, ...]) -> None:
     """Create a token and print it.
 
     It cannot be shown again: the token file has only its hash.
@@ -221,7 +200,7 @@ def add(
     kernel-hub token add ci --write my-org/my-kernel --expires 90d --token-file tokens.json
     """
     end = tokens.parse_end(expires) if expires else None
-    click.echo(tokens.add(token_file, name, read=read, write=write, groups=groups, expires=end))
+    click.echo(tokens.add(token_file, name, expires=end, **scopes))
 
 
 @token.command()

@@ -158,14 +158,9 @@ def test_signed_addresses_end_with_the_token(start_hub: Callable[..., RunningHub
     assert requests.put(upload, data=data).status_code == 401
     assert requests.get(download).status_code == 401
     assert requests.get(download.replace(tokens.TokenFile(file).tokens()[0].sha256[:4], "x")).status_code in {401, 403}
-    slow = [begin(f"{hub.url}/api/kernels/a/one/paths-info/main", "POST", 100, b"p", token="") for _ in range(16)]
-    with pytest.raises(requests.Timeout):  # all threads for requests without a token are in use
-        requests.get(f"{hub.url}/api/kernels", timeout=1)
-    for sent in ("", "x", "Digest x", "Bearer", "Basic Og=="):  # no way around the limit
+    for sent in ("", "x", "Digest x", "Bearer", "Basic Og=="):  # no way around the limit of requests without a token
         assert requests.get(f"{hub.url}/api/kernels", headers={"Authorization": sent}, timeout=10).status_code == 401
     assert requests.get(address("download", other), timeout=10).content == data
-    for connection in slow:
-        connection.close()
 
 
 def test_a_pull_request_is_for_a_branch(hub: RunningHub) -> None:

@@ -145,6 +145,19 @@ def test_only_the_proxy_names_users(start_hub: Callable[..., RunningHub], tmp_pa
     assert ask(proxy, "ann", "staff", Authorization="Bearer hf_guessed").status_code == 401
     new = {"name": "new", "organization": "a", "type": "kernel"}
     headers = {"X-Hub-Proxy-Token": proxy, "X-Forwarded-User": "ann", "X-Forwarded-Groups": "staff"}
+    hub.api(owner).create_repo("a/open", repo_type="kernel")
+    for repo_id, status in (("a/open", 200), ("a/one", 404)):  # for a client without a session
+        paths = f"{hub.url}/api/kernels/{repo_id}/paths-info/main"
+        answer = requests.post(paths, data={"paths": ["x"]}, headers={"X-Hub-Proxy-Token": proxy})
+        assert answer.status_code == status
+    assert (
+        requests.post(
+            f"{hub.url}/api/repos/create",
+            json={"name": "x", "organization": "a", "type": "kernel"},
+            headers={"X-Hub-Proxy-Token": proxy},
+        ).status_code
+        == 401
+    )
     forged = requests.post(f"{hub.url}/api/repos/create", json=new, headers=headers)
     assert forged.status_code == 401 and "only read" in forged.json()["error"]
     page = requests.get(hub.url, headers=headers).text
@@ -192,6 +205,7 @@ def test_the_audit_log_has_writes_and_denied_accesses(start_hub: Callable[..., R
     assert [line["what"] for line in lines if line.get("commit") == done.oid] == ["commit"]
     assert {"create_repository", "commit"} <= {line["what"] for line in lines}
     # As logrotate does.
+    assert audit.stat().st_mode & 0o077 == 0
     audit.rename(tmp_path / "audit.log.1")
     assert not hub.api(reader).repo_exists("a/one", repo_type="kernel")
     assert not hub.api(reader).repo_exists("a/no", repo_type="kernel")

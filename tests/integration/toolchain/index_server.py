@@ -205,7 +205,7 @@ class IndexServer:
     requests: list[ServedRequest] = field(default_factory=list)
     stated: dict[str, str] = field(default_factory=dict)
     password: tuple[str, str] | None = None
-    file_host: str = "127.0.0.1"
+    file_server: IndexServer | None = None
 
     def __enter__(self) -> IndexServer:
         server = self
@@ -251,7 +251,7 @@ class IndexServer:
                 handler.send(401)
                 return
         links = [
-            f'<a href="{self._address.replace("127.0.0.1", self.file_host)}/files/{name}#sha256='
+            f'<a href="{(self.file_server or self)._address}/files/{name}#sha256='
             f'{self.stated.get(name) or hashlib.sha256(data).hexdigest()}">{name}</a>'
             for name, data in self.files.items()
             if name.partition("-")[0].replace("_", "-") == project

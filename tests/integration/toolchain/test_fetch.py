@@ -254,12 +254,15 @@ def test_credentials_are_sent_to_the_index_only_and_never_shown(
     wheel_files: dict[str, bytes], pinned: lock.Lock, tmp_path: Path
 ) -> None:
     wheel = pinned["torch-2.10-stable"][this_platform()].files[0]
-    with IndexServer(dict(wheel_files), password=("me", "secret"), file_host="localhost") as server:
+    with (
+        IndexServer(dict(wheel_files)) as files,  # on another port
+        IndexServer(dict(wheel_files), password=("me", "secret"), file_server=files) as server,
+    ):
         url = server.url.replace("//", "//me:secret@")
         index = Index(url)
         index.fetch(wheel, tmp_path / "part")
         assert (tmp_path / "part").stat().st_size == wheel.download
-        assert {request.authorization for request in server.requests} == {None}
+        assert {request.authorization for request in files.requests} == {None}
         with pytest.raises(FetchError) as caught:
             index.packages("no-such-project")
         assert "secret" not in str(caught.value)

@@ -7,10 +7,13 @@ signatures or bodies, and the path of an address without its query.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import time
+from contextlib import suppress
 from datetime import datetime, timezone
+from io import TextIOWrapper
 from logging.handlers import WatchedFileHandler
 
 from starlette.types import Scope
@@ -25,7 +28,12 @@ _LONGEST = 300  # characters of a value that the client chose
 
 
 class _Lines(WatchedFileHandler):
-    """Appends lines to a file, which is opened again after another program has moved it."""
+    """Appends lines to a file of this user alone, which is opened again after another program has moved it."""
+
+    def _open(self) -> TextIOWrapper:
+        with suppress(FileExistsError):
+            os.close(os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        return super()._open()
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Warn in the server's log: the change was made."""

@@ -46,11 +46,11 @@ def caller_of(request: Request, hub: TheHub) -> Caller:
         # A browser adds basic credentials to every form, also to one on a malicious page. No form has git's types.
         raise no_token("send the token as 'Authorization: Bearer …' to change something")
     proxy = request.headers.get("x-hub-proxy-token")
+    user, groups = (request.headers.get(name, "") for name in ("x-forwarded-user", "x-forwarded-groups"))
     if proxy is None or sent is not None:
         caller = hub.caller(sent)
-    elif request.method in {"GET", "HEAD"}:  # as for basic credentials, no page can forge a change
-        named = [request.headers.get(name, "") for name in ("x-forwarded-user", "x-forwarded-groups")]
-        caller = hub.tokens.user(proxy, *named)
+    elif request.method in {"GET", "HEAD"} or not user:  # as for basic credentials, no page can forge a change
+        caller = hub.tokens.user(proxy, user, groups)
     else:
         raise no_token("users of the proxy's single sign-on only read: send a token to change something")
     request.state.caller, request.state.key = caller.name, caller.key

@@ -121,7 +121,7 @@ def _same_in_reverse(reference: Reference, given: Arguments, eager: Sequence[tor
     """Return the share of each result's places that stay if the last dimension of the inputs is reversed."""
     length = next((tensor.shape[-1] for tensor in given.tensors if tensor.is_floating_point() and tensor.dim()), 0)
     turned = reference.eager(_changed(given, lambda tensor: tensor.flip(-1) if tensor.dim() else tensor))
-    return [float((length - 1 - b == a).double().mean()) for a, b in zip(eager, turned, strict=True)]
+    return [float((length - 1 - b.long() == a).double().mean()) for a, b in zip(eager, turned, strict=True)]
 
 
 def _changed(given: Arguments, change: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:

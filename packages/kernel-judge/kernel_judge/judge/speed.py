@@ -115,6 +115,7 @@ class _TimedRuns:
         self._reported: list[tuple[float, float]] = []
         self._start = math.inf  # of eager's runs: the least time that its own clock does not see
         self._copying = _RunTime(0.0, 0.0)
+        self._suspending = math.inf  # the least of eager's runs
 
     def shape(self, rounds: int, seconds: float) -> TimedShape:
         """Return the samples of all participants, after one round that does not count."""
@@ -270,6 +271,10 @@ class _TimedRuns:
         on_cpu = self._device == "cpu"
         before = worker.cpu_seconds() if on_cpu else 0.0
         seconds, value = worker.timed(*command, seconds=self.limit)
+        if worker is self.peers.workers[EAGER]:
+            self._suspending = min(self._suspending, worker.suspending)
+        # A process may work until it is suspended, which many others make late.
+        seconds += max(worker.suspending - self._suspending - _START[self._device], 0.0)
         return _RunTime(seconds, worker.cpu_seconds() - before if on_cpu else seconds), value
 
     def check_clock(self) -> None:
@@ -296,9 +301,7 @@ class _TimedRuns:
 
 def reported_seconds(answer: object) -> float:
     """Return the time that a worker reports; infinity, which no clock agrees with, if it is no time."""
-    if isinstance(answer, float) and math.isfinite(answer):
-        return answer
-    return math.inf
+    return answer if isinstance(answer, float) and math.isfinite(answer) else math.inf
 
 
 def _net(taken: float, overhead: float) -> float:

@@ -44,10 +44,9 @@ from kernel_sandbox.answers import read_answer
 from kernel_sandbox.confine import LARGEST_FILE
 
 _CPU_CLOCK = 2  # CPUCLOCK_SCHED of Linux: the rest of a clock's number is that of a process
-_LONGEST_ANSWER = 1 << 20
+_LONGEST_ANSWER, _LONGEST_OUTPUT = 1 << 20, 1500
 _SEND_SECONDS, _GUARD_SECONDS = 60, 20
-_LONGEST_OUTPUT = 1500
-_COMPARED_BYTES = 1024  # of the results of a timed command, at random places: 1 ms
+_SAMPLED = 2048  # bytes of the results of a timed command, at random places: 1 ms
 # Limits of the processes of one worker: half of the memory, and as much disk as a file of theirs may have.
 MOST_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 MOST_PROCESSES = 1000
@@ -82,8 +81,7 @@ class WorkerProcess(ExitStack):
         self._device = device
         self._suspended: dict[int, float] = {}  # processes -> their CPU time
         self._threads: dict[int, tuple[str, int]] = {}  # of suspended processes
-        self._random = torch.Generator()
-        self._random.seed()
+        self.suspending = 0.0  # seconds from the answer of the last timed command until all processes were suspended
         # Of the commands that are not answered yet: an answer has that of its command. It starts with one of its own.
         self._tokens: deque[str | None] = deque([None])
         with ExitStack() as opened:
@@ -198,20 +196,20 @@ class WorkerProcess(ExitStack):
             WorkerFailure: If the command failed, or if on a CPU a result has changed after the answer.
         """
         message = self._message(command, arguments)
-        end = max(self.outputs.end, 1)
-        places = torch.randint(end, (_COMPARED_BYTES,), generator=self._random)
+        places = torch.frombuffer(bytearray(os.urandom(8 * _SAMPLED)), dtype=torch.int64) % max(self.outputs.end, 1)
         self._check_suspended()
         started = time.perf_counter()
         self._resume()
         self._send(message)
         value = self.wait(seconds)
-        taken = time.perf_counter() - started
+        answered = time.perf_counter()
         if self._device == "cpu":
-            known = self.outputs.raw(end)[places]
+            known = self.outputs.raw(self.outputs.end)[places]
             self.stop()
-            if not torch.equal(known, self.outputs.raw(end)[places]):
+            if not torch.equal(known, self.outputs.raw(self.outputs.end)[places]):
                 raise WorkerFailure("unfinished-work", "its timed results are written after the worker's answer")
-        return taken, value
+            self.suspending = time.perf_counter() - answered
+        return answered - started, value
 
     def cpu_seconds(self) -> float:
         """Return the CPU time of the processes of a worker that is stopped. Other work does not add to it."""
