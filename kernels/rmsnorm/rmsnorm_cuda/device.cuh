@@ -90,42 +90,6 @@ __device__ __forceinline__ float sum_over_block(float value, float4 (&scratch)[k
   return sum;
 }
 
-// The place of a block in its cluster, and the number of the cluster in the grid.
-struct Cluster {
-  unsigned number, rank, blocks;
-};
-
-// Every thread calls this once, before `sum_over_cluster`, which waits until all blocks of the cluster have started.
-__device__ __forceinline__ Cluster enter_cluster() {
-  Cluster cluster{blockIdx.x, 0, 1};
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-  asm("mov.u32 %0, %%clusterid.x;\nmov.u32 %1, %%cluster_ctarank;" : "=r"(cluster.number), "=r"(cluster.rank));
-  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(cluster.blocks));
-#endif
-  return cluster;
-}
-
-// Returns the sum over a cluster of at most kMost blocks, each of which has the same value in all threads. The blocks
-// write their values to each other, so that none reads the memory of a block that has ended.
-template <int kMost>
-__device__ __forceinline__ float sum_over_cluster(float value, const Cluster& cluster) {
-  __shared__ float values[kMost];
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-  if (threadIdx.x < cluster.blocks) {
-    uint32_t to = shared_address(values + cluster.rank);
-    asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(to) : "r"(threadIdx.x));
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
-  }
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kMost; ++i) sum += i < cluster.blocks ? values[i] : 0.0f;
-  return sum;
-}
-
 __device__ __forceinline__ float reciprocal_norm(float sum_of_squares, float inverse_of_hidden, float eps) {
   return rsqrtf(sum_of_squares * inverse_of_hidden + eps);
 }

@@ -3,87 +3,119 @@
 // Beyond naive/rmsnorm.cu: rows stay in registers, vectorized loads, PDL, a residual, and rows at any strides.
 //
 // Reads:    x, the residual and the weight, each once from memory: a row stays in registers between its reduction and
-//           its result. Rows too long for that are read twice.
+//           its result, and long ones pass through shared memory. Rows too long for that are read twice.
 // Writes:   `normed`, and `sum` when there is a residual.
 // Must not: allocate, synchronize, or use another stream than the one given.
 #include <algorithm>
 #include <climits>
 
-#include "rmsnorm_cuda/forward.cuh"
+#include "rmsnorm_cuda/forward_ring.cuh"
 #include "rmsnorm_cuda/launch_table.h"
 
 namespace rmsnorm {
 namespace {
 
 struct Grid {
-  unsigned blocks, threads, cluster;
+  unsigned blocks, threads, cluster = 1;
+  int64_t shared_bytes = 0;
+  int row = 0;  // of kForwardLaunches
+  bool aligned = false;
 };
 
+// Maps rows to the ring kernel's clusters. A row has as few blocks as can hold it; or, if there are few rows, eight, of
+// which an SM has several. With a residual, a block holds half as many vectors.
+Grid grid_of_ring(const ForwardLaunch& launch, int64_t width, const DeviceProperties& device,
+                  ForwardArguments& arguments) {
+  const int64_t rows = arguments.rows, sms_in_fours = device.sms * 15 / 16;  // of GPCs with 16 or 18 SMs
+  const bool few = width > kRegisterWidth && rows <= sms_in_fours * kRingVectorsPerSm / width;
+  const int64_t tensors = arguments.residual == nullptr ? 1 : 2;
+  int64_t cluster = few ? 8 : 1;
+  while (cluster * launch.threads * launch.vectors < width * tensors) cluster *= 2;
+  const int64_t most = few ? rows : (cluster > 2 ? sms_in_fours : device.sms) / cluster;
+  const int64_t first = std::min(rows, most), each = (rows + first - 1) / first;
+  arguments.first_rows = static_cast<int>(each < 16 ? each : rows * 7 / 8 / first);
+  arguments.prefetch_blocks = static_cast<unsigned>(first * cluster);
+  const int64_t others = std::max<int64_t>(rows - first * arguments.first_rows, 0);
+  const int64_t clusters = first + (others + launch.next_rows - 1) / launch.next_rows;
+  const int64_t share = cluster * launch.vectors * kWarp, warps = (width + share - 1) / share;
+  const int64_t stage = tensors * launch.vectors * kVectorBytes * kWarp * warps;
+  // Too much for a second block on the SM, which would take more than its share of the rows.
+  const int64_t bytes = few ? stage : std::max<int64_t>(2 * stage, device.shared_bytes_per_sm / 2);
+  return {static_cast<unsigned>(clusters * cluster), static_cast<unsigned>(warps * kWarp),
+          static_cast<unsigned>(cluster), bytes};
+}
+
 // Maps rows of `width` vectors to threads, and sets arguments.log2_lanes.
-Grid grid_of(const ForwardLaunch& launch, int64_t width, ForwardArguments& arguments) {
+Grid grid_of_rows(const ForwardLaunch& launch, int64_t width, ForwardArguments& arguments) {
   if (launch.row_per_block) {
     arguments.log2_lanes = kWholeBlock;
-    const int64_t threads = threads_of_row(launch, width), cluster = (threads + launch.threads - 1) / launch.threads;
-    const int64_t warps = (threads + cluster * kWarp - 1) / (cluster * kWarp);
-    return {static_cast<unsigned>(arguments.rows * cluster), static_cast<unsigned>(warps * kWarp),
-            static_cast<unsigned>(cluster)};
+    const int64_t warps = (threads_of_row(launch, width) + kWarp - 1) / kWarp;
+    return {static_cast<unsigned>(arguments.rows), static_cast<unsigned>(warps * kWarp)};
   }
   arguments.log2_lanes = static_cast<uint8_t>(log2_lanes(launch, width));
   const int64_t rows_per_block = launch.threads >> arguments.log2_lanes;
   return {static_cast<unsigned>((arguments.rows + rows_per_block - 1) / rows_per_block),
-          static_cast<unsigned>(launch.threads), 1};
+          static_cast<unsigned>(launch.threads)};
 }
 
 template <typename T, bool kAdd>
-void launch_row(int row, const ForwardArguments& arguments, const Grid& grid, bool aligned, cudaStream_t stream) {
+void launch(const ForwardArguments& arguments, const Grid& grid, cudaStream_t stream) {
   constexpr unsigned kOther = kAdd ? static_cast<unsigned>(Reads::many) : 0;
   void (*fast)(FastForwardArguments) = nullptr;
   void (*other)(ForwardArguments) = nullptr;
-  with_row<kForwardLaunches, dtype_bit(kTypeOf<T>), ~kOther>(row, [&](auto index) {
+  with_row<kForwardLaunches, dtype_bit(kTypeOf<T>), ~kOther>(grid.row, [&](auto index) {
     constexpr ForwardLaunch kLaunch = kForwardLaunches[index()];
     if constexpr (kLaunch.is(ForwardLayout::general)) {
-      other = aligned ? forward_general_kernel<T, kVectorBytes / sizeof(T), kAdd> : forward_general_kernel<T, 1, kAdd>;
+      other =
+          grid.aligned ? forward_general_kernel<T, kVectorBytes / sizeof(T), kAdd> : forward_general_kernel<T, 1, kAdd>;
+    } else if constexpr (kLaunch.next_rows > 0) {
+      fast = forward_ring_kernel<index(), T, kAdd>;
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(fast), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(grid.shared_bytes));
     } else if constexpr (kLaunch.is(ForwardLayout::fast)) {
       fast = forward_aligned_kernel<index(), FastForwardArguments, T, kAdd>;
     } else {
       other = forward_aligned_kernel<index(), ForwardArguments, T, kAdd>;
     }
   });
-  const dim3 blocks(grid.blocks), cluster(grid.cluster), threads(grid.threads);
   if (fast != nullptr) {
-    launch_clusters_with_pdl<FastForwardArguments>(fast, blocks, cluster, threads, 0, stream, arguments);
+    launch_clusters_with_pdl<FastForwardArguments>(fast, grid.blocks, grid.cluster, grid.threads, grid.shared_bytes,
+                                                   stream, arguments);
   } else {
-    launch_clusters_with_pdl(other, blocks, cluster, threads, 0, stream, arguments);
+    launch_with_pdl(other, grid.blocks, grid.threads, 0, stream, arguments);
   }
 }
 
-template <typename T, bool kAdd>
-void launch(ForwardArguments& arguments, const Forward& problem, const DeviceProperties& device, cudaStream_t stream) {
-  constexpr int kWidth = kVectorBytes / sizeof(T), kBytes = sizeof(T);
-  const bool all_aligned = problem.hidden % kWidth == 0 && aligned(problem.x, kBytes) &&
-                           aligned(problem.residual, kBytes) && aligned(problem.weight.data) &&
+// Chooses the launch configuration, and sets the arguments that depend on it.
+Grid grid_of(const Forward& problem, const DeviceProperties& device, ForwardArguments& arguments) {
+  const bool add = problem.residual.data != nullptr;
+  const int element = problem.type == Type::float32 ? 4 : 2, vector = kVectorBytes / element;
+  const bool all_aligned = problem.hidden % vector == 0 && aligned(problem.x, element) &&
+                           aligned(problem.residual, element) && aligned(problem.weight.data) &&
                            aligned(problem.normed) && aligned(problem.sum);
-  const int64_t width = all_aligned ? problem.hidden / kWidth : problem.hidden;
-  const int64_t bytes = problem.rows * problem.hidden * kBytes * (kAdd ? 4 : 2);
+  const int64_t width = all_aligned ? problem.hidden / vector : problem.hidden;
+  const int64_t bytes = problem.rows * problem.hidden * element * (add ? 4 : 2);
   const auto find = [&](ForwardLayout layout) {
-    const Variants variants{layout, !kAdd && bytes >= kManyBytesPerSm * device.sms ? Reads::many : Reads::other};
+    const Variants variants{layout, !add && bytes >= kManyBytesPerSm * device.sms ? Reads::many : Reads::other};
     return find_row(kForwardLaunches, {compiled_capability(), problem.type, variants, width}, [&](const auto& launch) {
-      return launch.blocks == 1 || width > kBlockWidth || bytes <= kClusterL2 * static_cast<int64_t>(device.l2_bytes);
+      return launch.next_rows == 0 || width > kRegisterWidth || (!add && problem.rows >= device.sms);
     });
   };
   int row = all_aligned ? find(arguments.fast ? ForwardLayout::fast : ForwardLayout::aligned) : -1;
   if (row < 0) row = find(ForwardLayout::general);
   const ForwardLaunch& launch = kForwardLaunches[row];
-  const Grid grid = grid_of(launch, width, arguments);
   arguments.exceeds_l2 = bytes > launch.l2_multiple * static_cast<int64_t>(device.l2_bytes);
   arguments.prefetch_blocks = arguments.exceeds_l2 ? UINT_MAX : launch.prefetch_blocks_per_sm * device.sms;
+  Grid grid =
+      launch.next_rows > 0 ? grid_of_ring(launch, width, device, arguments) : grid_of_rows(launch, width, arguments);
+  grid.row = row;
+  grid.aligned = all_aligned;
   // With a residual, prefetching ahead costs 1 to 3 % on an H100 and gains at most 1 % on an H200.
-  if (arguments.exceeds_l2 && !kAdd) {
-    const int64_t row_bytes = problem.hidden * kBytes;
-    arguments.prefetch_distance =
-        device.sms * std::max<int64_t>(launch.prefetch_bytes_per_sm / row_bytes, 1) / grid.cluster;
+  if (arguments.exceeds_l2 && !add && launch.next_rows == 0) {
+    const int64_t row_bytes = problem.hidden * element;
+    arguments.prefetch_distance = device.sms * std::max<int64_t>(launch.prefetch_bytes_per_sm / row_bytes, 1);
   }
-  launch_row<T, kAdd>(row, arguments, grid, all_aligned, stream);
+  return grid;
 }
 
 ForwardArguments arguments_of(const Forward& problem) {
@@ -124,11 +156,11 @@ int run(const Forward& problem, void* stream) {
   const cudaError_t error = current_device_properties(&device);
   if (error != cudaSuccess) return error;
   ForwardArguments arguments = arguments_of(problem);
+  const Grid grid = grid_of(problem, device, arguments);
   return dispatch_dtype(problem.type, [&](auto type) {
     using T = typename decltype(type)::Element;
-    const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    return problem.residual.data == nullptr ? launch<T, false>(arguments, problem, device, cuda_stream)
-                                            : launch<T, true>(arguments, problem, device, cuda_stream);
+    const auto start = problem.residual.data == nullptr ? launch<T, false> : launch<T, true>;
+    start(arguments, grid, static_cast<cudaStream_t>(stream));
   });
 }
 

@@ -32,6 +32,7 @@ struct alignas(64) FastForwardArguments {
   const void* residual;
   int64_t residual_stride, sum_stride;
   unsigned prefetch_blocks;  // the first blocks of the grid, which prefetch
+  int first_rows;            // in the ring kernel, the rows of each cluster of those blocks
 };
 
 struct ForwardArguments : FastForwardArguments {
@@ -201,7 +202,7 @@ constexpr bool kIsClang = true;
 constexpr bool kIsClang = false;
 #endif
 constexpr int min_blocks(const ForwardLaunch& launch, bool add) {
-  return launch.row_per_block && launch.blocks == 1 && (add || !kIsClang) ? 0 : 1024 / launch.threads;
+  return launch.row_per_block && (add || !kIsClang) ? 0 : 1024 / launch.threads;
 }
 
 // With `row_per_block` a block has one row, else one row per group of 2^log2_lanes lanes.
@@ -212,10 +213,7 @@ template <int kRow, typename Arguments, typename T, bool kAdd>
 __global__ void LAUNCH_BOUNDS(kForwardLaunches[kRow].threads, min_blocks(kForwardLaunches[kRow], kAdd))
     forward_aligned_kernel(const __grid_constant__ Arguments arguments) {
   constexpr ForwardLaunch kLaunch = kForwardLaunches[kRow];
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 100 != 9
-  if (kLaunch.blocks > 1) return;  // not launched; saves space
-#endif
-  constexpr bool kBlock = kLaunch.row_per_block, kClusters = kLaunch.blocks > 1;
+  constexpr bool kBlock = kLaunch.row_per_block;
   constexpr int kWidth = kVectorBytes / sizeof(T), kVectors = kLaunch.held, kWarps = kLaunch.threads / kWarp;
   constexpr int kLog2Lanes = fixed_log2_lanes(kLaunch);
   // A residual and a weight at once would take too many registers.
@@ -223,11 +221,9 @@ __global__ void LAUNCH_BOUNDS(kForwardLaunches[kRow].threads, min_blocks(kForwar
   // As a constant, the number of lanes makes the distances between a thread's vectors constants as well, and keeps
   // addresses out of registers.
   const int log2_lanes = kLog2Lanes >= 0 ? kLog2Lanes : arguments.log2_lanes;
-  const Cluster cluster = kClusters ? enter_cluster() : Cluster{blockIdx.x, 0, 1};
-  const int lanes = kBlock ? cluster.blocks * blockDim.x : 1 << log2_lanes;
-  const int lane = kBlock ? cluster.rank * blockDim.x + threadIdx.x : threadIdx.x & (lanes - 1);
+  const int lanes = kBlock ? blockDim.x : 1 << log2_lanes, lane = threadIdx.x & (kBlock ? ~0 : lanes - 1);
   const int64_t row =
-      kBlock ? cluster.number : (static_cast<int64_t>(blockIdx.x) * kLaunch.threads + threadIdx.x) >> log2_lanes;
+      kBlock ? blockIdx.x : (static_cast<int64_t>(blockIdx.x) * kLaunch.threads + threadIdx.x) >> log2_lanes;
   // A thread without a row still takes part in its warp's reduction.
   const int columns = kBlock || row < arguments.rows ? arguments.hidden : 0;
   const int weight_columns = arguments.weight.data != nullptr ? columns : 0;
@@ -262,7 +258,6 @@ __global__ void LAUNCH_BOUNDS(kForwardLaunches[kRow].threads, min_blocks(kForwar
   if constexpr (kBlock) {
     __shared__ float4 scratch[kWarps / 4];
     squares[0] = sum_over_block<kWarps>(squares[0], scratch);
-    if constexpr (kClusters) squares[0] = sum_over_cluster<kLaunch.blocks>(squares[0], cluster);
   } else {
     sum_over_lanes(squares, lanes);
   }

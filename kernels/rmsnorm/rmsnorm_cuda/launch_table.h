@@ -27,17 +27,18 @@ enum class ForwardLayout : unsigned {
 enum class Reads : unsigned { many = 8, other = 16 };  // many: no residual, and a call of at least kManyBytesPerSm
 constexpr int64_t kManyBytesPerSm = 120 << 10;         // read and written
 constexpr int64_t kBlockWidth = 4096;                  // of the rows that one block can hold, in vectors
-// Such rows are shared by clusters in calls that move at most this many L2 caches: 2,048 rows of 32,768 bfloat16
-// elements take 4 % more time in clusters, 4,096 rows of 28,672 take 10 % more (H200).
-constexpr int64_t kClusterL2 = 2;
+// Rows of up to this many vectors pass through the ring buffer only without a residual and if there is one per SM.
+constexpr int64_t kRegisterWidth = 3072;
+constexpr int64_t kRingVectorsPerSm = 4096;  // of rows, that the ring kernel's registers hold
 
 struct ForwardLaunch : kit::LaunchKey<ForwardLaunch> {
   LAUNCH_FIELD(bool, row_per_block, true)  // else a block has several rows, each read by up to 32 lanes
   LAUNCH_FIELD(int, threads, 1024)         // per block; with row_per_block the most
-  LAUNCH_FIELD(int, blocks, 1)             // of a cluster that shares a row, at most; with row_per_block only
   LAUNCH_FIELD(int, min_threads, 32)       // per row, or the vectors of the row if they are fewer
   LAUNCH_FIELD(int, vectors, 4)            // per thread: a row gets as many threads as this needs
   LAUNCH_FIELD(int, held, 4)               // vectors per thread that the kernel has registers for, at least `vectors`
+  // Rows of each cluster of the ring kernel beyond the first ones that an SM has; 0: not that kernel.
+  LAUNCH_FIELD(int, next_rows, 0)
 
   // Cache policy; the general kernel does not prefetch and triggers after its grid wait. A call that moves more bytes
   // than l2_multiple times the L2 cache uses normal stores, and all blocks prefetch. Other calls store evict-first, so
@@ -58,7 +59,6 @@ struct ForwardLaunch : kit::LaunchKey<ForwardLaunch> {
 // concurrent accesses are too far apart in memory; with too few, the memory is not kept busy.
 constexpr ForwardLaunch kShortRows = ForwardLaunch().with_row_per_block(false).with_threads(128).with_min_threads(4);
 constexpr ForwardLaunch kFast = ForwardLaunch().for_variants(ForwardLayout::fast);
-constexpr ForwardLaunch kClusters = kFast.for_capabilities({90, 100}).with_blocks(8).with_l2_multiple(0);
 
 constexpr ForwardLaunch kForwardLaunches[] = {
     // Rows of up to 64 vectors are 1 to 3 % faster with two vectors per thread than with four on an H100, and 5 to 7 %
@@ -71,10 +71,15 @@ constexpr ForwardLaunch kForwardLaunches[] = {
     // residual take up to 9 % less time with four from 448 vectors on (H200): more vectors are in flight on an SM.
     kFast.for_variants(ForwardLayout::fast, Reads::many).for_widths(448, 1024).with_threads(256),
     kFast.for_widths(129, 1024).with_threads(512).with_vectors(2).with_held(2),
-    // Longer rows are shared by clusters, whose blocks are small enough for several per SM: 100 to 512 rows of 32,768
-    // bfloat16 elements take 4 to 13 % less time (H200). See kClusterL2.
-    kClusters.for_dtypes(kit::kTwoByteDtypes).for_widths(3073, 8192).with_threads(256),
-    kClusters.for_widths(3073, 16384).with_threads(512),
+    // Rows that pass through the ring buffer, while the memory is busy with the next ones: 512 rows of 32,768 bfloat16
+    // elements take 16 % less time than in registers of clusters (H200).
+    kFast.for_capabilities({90, 100})
+        .for_widths(2049, 16384)
+        .with_threads(512)
+        .with_vectors(8)
+        .with_held(8)
+        .with_next_rows(2)
+        .with_l2_multiple(0),
     // Few blocks fit on an SM. Prefetching ahead keeps the memory busy while they reduce their rows.
     kFast.for_widths(1025, kBlockWidth).with_l2_multiple(1),
     // The general kernel loops over a row and holds nothing.
@@ -84,7 +89,7 @@ constexpr ForwardLaunch kForwardLaunches[] = {
 
 // Returns the number of threads that a row of `width` vectors gets.
 constexpr int64_t threads_of_row(const ForwardLaunch& launch, int64_t width) {
-  const int64_t most = launch.row_per_block ? launch.threads * launch.blocks : 32;
+  const int64_t most = launch.row_per_block ? launch.threads : 32;
   const int64_t held = width < most * launch.vectors ? width : most * launch.vectors;
   const int64_t wanted = (held + launch.vectors - 1) / launch.vectors;
   const int64_t least = width < launch.min_threads ? width : launch.min_threads;

@@ -44,6 +44,23 @@ def test_error_over_many_rows(shape, dtype):
     assert ours <= 1.1 * (eager(x, weight).double() - expected).norm()
 
 
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("row_bytes", [32784, 49168, 65536, 65552, 131072, 131088])
+def test_rows_of_several_sizes_of_the_ring(row_bytes, dtype):
+    """One row, almost one per SM, one per SM, several, and so many that not all SMs take equally many."""
+    sms, hidden = torch.cuda.get_device_properties(0).multi_processor_count, row_bytes // dtype.itemsize
+    weight = random(hidden, dtype=dtype)
+    for rows in (1, sms // 4, sms - 1, sms, 5 * sms + 1, 16 * sms + 5):
+        x = random(rows, hidden + 8, dtype=dtype)[:, :hidden]
+        x[rows // 2, -1] = float("nan")
+        finite = torch.arange(rows, device=DEVICE) != rows // 2
+        normed = kernel.rms_norm(x, weight)
+        assert normed[rows // 2].isnan().all()
+        x = x[finite]
+        assert_as_good(normed[finite], eager(x, weight), exact(x, weight))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(512, 2048), (8192, 128), (32768, 64)])
 def test_error_of_gradients_over_many_rows(shape, dtype):
