@@ -15,7 +15,9 @@ from text_models import IMAGE_TEXT, OurOps, image_text_model, lively
 from torch import nn
 from torch.nn import functional as F
 from transformers import (
+    ContinuousBatchingConfig,
     DynamicCache,
+    GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     StaticCache,
@@ -371,6 +373,27 @@ def test_calls_as_before(blocks, options, reason):
     actual = model.generate(PROMPT, max_new_tokens=8, do_sample=False, **options)
     assert torch.equal(getattr(actual, "sequences", actual), getattr(expected, "sequences", expected))
     assert counts.eager == {reason: 1}
+
+
+def test_continuous_batching(blocks):
+    """transformers' own loop, which captures graphs itself, has the model's own forward."""
+    model, prompts = lively(), [PROMPT[0].tolist(), [3, 4, 5]]
+    config = GenerationConfig(max_new_tokens=4, do_sample=False, eos_token_id=-1)
+    sizes = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64, max_memory_percent=0.01)
+
+    def batch():
+        outputs = model.generate_batch(prompts, config, sizes)
+        return [outputs[name].generated_tokens for name in sorted(outputs)]
+
+    expected = batch()
+    assert expected[0] == generate(model, max_new_tokens=4)[0, 6:].tolist()
+    report = blocks.accelerate(model)
+    assert batch() == expected
+    assert any(reason.startswith("generate_batch") for _, reason in report.left)
+    counts = accelerate_on_cpu(blocks, model)
+    assert batch() == expected
+    assert all("PagedAttentionCache" in reason for reason in counts.eager)
+    assert counts.eager
 
 
 def test_models_that_are_left(blocks):

@@ -33,6 +33,7 @@ from .report import Report
 
 _PATCHED = "the method of a class was patched after accelerate"
 _NUMBERED = 'blocks have numbers in a cache, by which Torch traces each apart: scope="model" or graphs=True traces them'
+_PAGED = "generate_batch: its cache breaks each trace at every layer"
 _numbers = itertools.count()
 # The modules of a model that run by graphs. No value may refer to the model.
 _traced: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[nn.Module]]" = weakref.WeakKeyDictionary()
@@ -100,8 +101,10 @@ def _compiled(modules: Sequence[nn.Module], backend: "_Backend") -> Callable[...
             return (own.former or module._call_impl)(*args, **kwargs)
         is_patched = any(getattr(owner, name) is not method for owner, name, method in methods)
         has_cache = backend.is_block and any(hasattr(value, "get_seq_length") for value in kwargs.values())
-        if is_patched or has_cache:
-            backend.report.left[backend.cls.__name__, _PATCHED if is_patched else _NUMBERED] = 1
+        is_paged = any(type(value).__name__ == "PagedAttentionCache" for value in kwargs.values())
+        if is_patched or is_paged or has_cache:
+            reason = _PATCHED if is_patched else _PAGED if is_paged else _NUMBERED
+            backend.report.left[backend.cls.__name__, reason] = 1
             return module._call_impl(*args, **kwargs)
         if backend.is_block:
             args, kwargs = tuple(map(_unsliced, args)), {name: _unsliced(value) for name, value in kwargs.items()}
