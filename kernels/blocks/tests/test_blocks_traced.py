@@ -362,20 +362,6 @@ def test_graph_breaks_are_in_the_report(blocks):
     assert report.replaced["RMSNorm", "RMSNorm"] == 1
 
 
-def test_sizes_of_a_first_call_are_asserted(blocks):
-    def forward(x, count):
-        size = (count + count).item()
-        torch._check(size < 9)
-        return x + x.new_ones(9)[:size].sum()
-
-    model = Calls(forward)
-    traced(blocks, model)
-    with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        model(torch.zeros(2, 3), torch.tensor(3))
-        with pytest.raises(RuntimeError, match="assertion failed"):
-            model(torch.zeros(2, 3), torch.tensor(7))
-
-
 @torch.no_grad()
 def test_a_second_call_keeps_graphs_and_report(blocks):
     model = nn.Sequential(nn.RMSNorm(64, eps=1e-6))

@@ -20,15 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.utils import counters
-from torch._subclasses import FakeTensor
 from torch.compiler import is_compiling
 from torch.fx import GraphModule
-from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 from torch.fx.traceback import preserve_node_meta, set_stack_trace
 
 from .fusions import fuse
 from .kernel_set import is_forward_mode, is_off, is_transformed, is_watched
-from .matching import value
 from .report import Report
 
 _PATCHED = "the method of a class was patched after accelerate"
@@ -127,16 +124,13 @@ def _unsliced(value: Any) -> Any:
 def _first_call() -> Iterator[None]:
     """Trace without garbage collections (13 % of the time of Wan's trace) and the model's lines of each node (4 %)."""
     was_enabled = gc.isenabled()
-    gc.collect(1)  # the caller's young objects, which may hold large tensors; a trace's hold inputs at most
     gc.disable()
     try:
-        with dynamo_config.patch(run_gc_after_compile=False, do_not_emit_runtime_asserts=True), preserve_node_meta():
+        with dynamo_config.patch(run_gc_after_compile=False), preserve_node_meta():
             set_stack_trace(["blocks"])
             yield
     finally:
-        if gc.get_freeze_count() == 0:  # all objects become old ones; a visit to each would take 4 % of Flux.1's trace
-            gc.freeze()
-            gc.unfreeze()
+        gc.collect(1)  # while the GPU computes
         if was_enabled:
             gc.enable()
 
@@ -162,14 +156,9 @@ class _Backend:
         for reason, number in (breaks - self._breaks).items():
             self.report.left["graph break", reason.strip().partition("\n")[0]] += number
         self._breaks = breaks
-        parts = [part for part in module.modules() if isinstance(part, GraphModule)]  # also bodies of checkpoints
-        sizes = next((x.fake_mode.shape_env for x in map(value, module.graph.nodes) if isinstance(x, FakeTensor)), None)
-        # Torch would look for sizes to assert in graphs without symbols as well, which takes 3 % of Flux.1's trace.
-        for part in parts if sizes and sizes.var_to_range and dynamo_config.do_not_emit_runtime_asserts else ():
-            insert_deferred_runtime_asserts(part, sizes, "blocks")
         graph = copy.deepcopy(module.graph)
         own = cache(lambda: GraphModule(module, graph))  # few calls need it, and its code takes time
-        for part in parts:
+        for part in (part for part in module.modules() if isinstance(part, GraphModule)):  # also bodies of checkpoints
             self.report.add(part.graph, fuse(part, self._returns_logits), self.cls, owner=str(id(self)))
 
         def run(*args: Any) -> Any:
