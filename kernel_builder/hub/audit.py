@@ -127,7 +127,7 @@ def audit(
             )
             return variants, _api_changes(list(map(HubPackage, earlier.packages)), packages) if earlier else None
 
-        variants, changes = within_limits(describe, opened.name)
+        variants, changes = within_limits(describe, opened.name, len(packages))
         if load:  # with the limits of `checks.load`
             variants, changes = describe(load=True)
         changed = {audited.variant for audited in variants if audited.changes}

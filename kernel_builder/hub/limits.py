@@ -12,28 +12,28 @@ from typing import TypeVar
 from kernel_format.errors import CheckError
 
 Result = TypeVar("Result")
-_LIMITS = {resource.RLIMIT_CPU: 20, resource.RLIMIT_DATA: 4 << 30}  # seconds and bytes
+_SECONDS = 60  # for a package
 
 
-def within_limits(read: Callable[[], Result], where: str) -> Result:
-    """Return the result of `read`, which a child process computes within limits.
+def within_limits(read: Callable[[], Result], where: str, packages: int = 1) -> Result:
+    """Return the result of `read`, which a child process computes within limits for a number of packages.
 
     Raises:
         CheckError: If it needs more CPU time or memory.
     """
-    receiver, sender = get_context("fork").Pipe(duplex=False)
-    process = get_context("fork").Process(target=_send, args=(read, sender))
+    context = get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(read, sender, _SECONDS * packages))
     process.start()
     sender.close()
-    with receiver:
-        try:
-            result, error = receiver.recv()
-        except EOFError:  # killed
-            result, error = None, MemoryError()
+    try:
+        result, error = receiver.recv()
+    except EOFError:  # killed
+        error = MemoryError()
     process.join()
     if isinstance(error, MemoryError):
         raise CheckError(
-            f"reading it takes more than {_LIMITS[resource.RLIMIT_CPU]} s of CPU time or 4 GB of memory",
+            f"reading it takes more than {_SECONDS * packages} s of CPU time or 4 GB of memory",
             where=where,
             hint="do not use the package; ask its publisher for simpler Python files and smaller binaries",
         )
@@ -42,13 +42,11 @@ def within_limits(read: Callable[[], Result], where: str) -> Result:
     return result  # type: ignore[no-any-return]
 
 
-def _send(read: Callable[[], Result], sender: Connection) -> None:
+def _send(read: Callable[[], Result], sender: Connection, seconds: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    for limit, most in _LIMITS.items():
+    for limit, most in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_DATA, 4 << 30)):
         resource.setrlimit(limit, (most, most))
     try:
-        answer = read(), None
+        sender.send((read(), None))
     except Exception as error:
         sender.send((None, error))
-    else:
-        sender.send(answer)
