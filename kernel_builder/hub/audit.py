@@ -115,9 +115,11 @@ def audit(
         packages = [HubPackage(directory) for directory in opened.packages]
         repo_id = opened.repository.repo_id if opened.repository else None
         names = [name for name in checks.CHECKS if opened.files is None or name not in _WHOLE_FILES]
-        earlier = (
-            _open(f"{repo_id}@{since}" if repo_id else since, stack, whole=False, endpoint=endpoint) if since else None
-        )
+        earlier: list[HubPackage] = []
+        if since is not None:
+            older = _open(f"{repo_id}@{since}" if repo_id else since, stack, whole=False, endpoint=endpoint)
+            earlier = list(map(HubPackage, older.packages))
+            opened.downloaded += older.downloaded
 
         def describe(*, load: bool = False) -> tuple[tuple[AuditedVariant, ...], tuple[str, ...] | None]:
             reports = checks.run_all(opened.packages, only=names, load=load, sandbox="require" if load else "off")
@@ -125,22 +127,16 @@ def audit(
                 _audited(each, report, opened, signature_here(each, trusted, repo_id, opened.versions), environment)
                 for each, report in zip(packages, reports, strict=True)
             )
-            return variants, _api_changes(list(map(HubPackage, earlier.packages)), packages) if earlier else None
+            return variants, _api_changes(earlier, packages) if earlier else None
 
-        variants, changes = within_limits(describe, opened.name, len(packages))
+        variants, changes = within_limits(describe, opened.name, len(packages) + len(earlier))
         if load:  # with the limits of `checks.load`
             variants, changes = describe(load=True)
         changed = {audited.variant for audited in variants if audited.changes}
         chosen = fit.choose((parse(audited.variant) for audited in variants), environment)
         loads = chosen.name if chosen and chosen.name not in changed else None
         return Audit(
-            opened.name,
-            opened.downloaded + (earlier.downloaded if earlier else 0),
-            environment.text,
-            environment.client_conflict,
-            loads,
-            variants,
-            changes,
+            opened.name, opened.downloaded, environment.text, environment.client_conflict, loads, variants, changes
         )
 
 
