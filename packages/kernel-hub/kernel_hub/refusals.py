@@ -45,8 +45,8 @@ class Refusal(HTTPException):
 
 
 def answer(refusal: Refusal) -> Response:
-    """Return the answer of a refusal: its message as a header and as JSON."""
-    message = _CONTROL.sub(" ", refusal.message).encode("latin-1", "replace").decode("latin-1")
+    """Return the answer of a refusal: its message as JSON, and the start as a header, since proxies limit heads."""
+    message = _CONTROL.sub(" ", refusal.message[:1000]).encode("latin-1", "replace").decode("latin-1")
     headers = {**(refusal.headers or {}), "X-Error-Code": refusal.code, "X-Error-Message": message}
     if refusal.status_code in {408, 413, 503}:  # do not wait for the rest of the body
         headers["Connection"] = "close"

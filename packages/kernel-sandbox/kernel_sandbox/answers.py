@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ def read_answer(connection: socket.socket, seconds: float, most: int, check: Cal
     Raises:
         TimeoutError: If it is not complete after so many seconds.
         EOFError: If the process has closed the connection.
-        ValueError: If it is longer than `most` bytes, or not one line of JSON.
+        ValueError: If it is longer than `most` bytes, or not one line of JSON with finite numbers.
     """
     line, now = bytearray(), time.monotonic()
     end, due = now + seconds, now + _CHECK_SECONDS
@@ -38,9 +39,15 @@ def read_answer(connection: socket.socket, seconds: float, most: int, check: Cal
             raise ValueError(f"more than {most} bytes")
         now = time.monotonic()
     try:
-        return json.loads(line)
+        return json.loads(line, parse_float=_finite, parse_constant=_finite)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is no finite number")
+    return number
 
 
 def has_form(value: Any, form: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -38,25 +37,7 @@ def test_check_builds_reports_findings_and_ends_with_7(project: Path) -> None:
     assert found["python-imports"].keys() == {"check", "path", "message", "hint", "severity"}
 
 
-@pytest.mark.parametrize("command", ["check-builds", "hash"])
-def test_nothing_to_check_is_an_error(tmp_path: Path, command: str) -> None:
-    result = invoke(command, tmp_path)
+def test_nothing_to_check_is_an_error(tmp_path: Path) -> None:
+    result = invoke("check-builds", tmp_path)
     assert result.exit_code == 7
     assert f"kernel-builder build {tmp_path}" in result.output
-
-
-def test_hash_prints_a_line_for_each_package_that_changes_with_any_byte(project: Path) -> None:
-    def hashed() -> str:
-        result = invoke("hash", project)
-        assert result.exit_code == 0, result.output
-        return result.stdout
-
-    first = hashed()
-    assert first == hashed()
-    value, name = first.split()
-    assert (len(value), name) == (64, "torch-cpu")
-    answer = json.loads(invoke("hash", project, "--json").stdout)["torch-cpu"]
-    assert answer["value"] == value
-    assert answer["files"]["__init__.py"] == hashlib.sha256(b"import torch\n").hexdigest()
-    (project / "build" / "torch-cpu" / "demo_kernel" / "__init__.py").write_text("\n")
-    assert hashed() != first

@@ -15,7 +15,7 @@ from kernel_builder.progress import shown
 from tests.support.cli import invoke
 
 COMMANDS = sorted(main.list_commands(None))  # type: ignore[arg-type]
-HIDDEN = ["build-and-copy", "build-and-upload", "completions", "hash"]
+HIDDEN = ["build-and-copy", "build-and-upload"]
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, *HIDDEN])
@@ -44,7 +44,6 @@ def test_a_command_whose_import_fails_states_the_reason_alone(monkeypatch: pytes
 
 
 def test_completion_completes() -> None:
-    assert "_KERNEL_BUILDER_COMPLETE" in invoke("completions", "bash").output
     # The request that the script makes at the prompt `kernel-builder build --var`.
     builder = Path(sys.executable).with_name("kernel-builder")
     variables = {
