@@ -75,7 +75,11 @@ def beside_the_fastest(report: Mapping[str, Any]) -> dict[str, float]:
 def model_targets(report: Mapping[str, Any], trained: Mapping[str, Any]) -> Iterator[Row]:
     """Yield the targets of one forward and of training."""
     first = {
-        variant: {case: result["first-call-seconds"][variant] for case, result in report["time"].items()}
+        variant: {
+            case: of[variant]
+            for case, result in report["time"].items()
+            if variant in (of := result["first-call-seconds"])
+        }
         for variant in ("accelerated", "blocks", "graphs")
     }
     compiled = ratios(report, "compile-accelerated", "compile")
