@@ -39,9 +39,8 @@ def sign(directory: Path, key_file: Path | None, as_json: bool) -> None:
 
     `kernels verify-signature` reads the signatures. Sigstore signs for an identity, without keys to keep; in continuous
     integration the identity is the workflow's, elsewhere $SIGSTORE_ID_TOKEN is the token of an OpenID provider. Each
-    package gets a metadata.json.sigstore, unless it has one for its current metadata. Signatures are public: Sigstore
-    keeps a permanent public log of them. The public client accepts only signatures of workflows, so there is no login
-    in a browser.
+    package gets a metadata.json.sigstore in place of an existing one. Signatures are public: Sigstore keeps a permanent
+    public log of them. The public client accepts only signatures of workflows, so there is no login in a browser.
 
     --key needs no network. `kernel-builder verify --signer` checks such signatures with the public key; the public
     client cannot.
@@ -61,11 +60,8 @@ def sign(directory: Path, key_file: Path | None, as_json: bool) -> None:
         click.echo(json.dumps(asdict(signed)))
         return
     for name in signed.signed:
-        click.echo(f"signed     {name}")
-    for name in signed.unchanged:
-        click.echo(f"unchanged  {name}")
-    if signed.identity:
-        click.echo(f"as {signed.identity}")
+        click.echo(f"signed  {name}")
+    click.echo(f"as {signed.identity}")
 
 
 @click.command()

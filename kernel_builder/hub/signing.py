@@ -7,8 +7,6 @@ workflow's identity.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,7 @@ from pathlib import Path
 from kernel_builder.hub.packages import HubPackage
 from kernel_format.errors import CheckError, VerificationError
 from kernel_format.files import write_atomically
-from kernel_format.signatures import PrivateKey, fingerprint, is_signed_by, key_bundle, read_bundle, refers_to_key
+from kernel_format.signatures import PrivateKey, fingerprint, key_bundle
 from kernel_format.tree_digest import SIGNATURE
 
 
@@ -25,19 +23,18 @@ class Signed:
     """The result of `sign`.
 
     Attributes:
-        identity: The identity of the signatures, or the key's fingerprint; None if nothing had to be signed.
-        unchanged: Variants that already had a signature of the same metadata.
+        identity: The identity of the signatures, or the key's fingerprint.
+        signed: The variants.
     """
 
-    identity: str | None
+    identity: str
     signed: tuple[str, ...]
-    unchanged: tuple[str, ...]
 
 
 def sign(packages: Sequence[Path], *, identity_token: str | None = None, key: PrivateKey | None = None) -> Signed:
     """Sign all of the packages, or none; each signature is written beside the package's metadata.
 
-    A package has one signature. An existing one is replaced if it is of other metadata, or by another key.
+    A package has one signature. An existing one is replaced: anyone could have written it.
 
     Args:
         identity_token: A token of an OpenID provider that Sigstore trusts. None: the machine's own token, as on GitHub
@@ -48,8 +45,6 @@ def sign(packages: Sequence[Path], *, identity_token: str | None = None, key: Pr
         CheckError: If the files of a package do not match its digest, or it was built for no repository.
         VerificationError: If there is no identity provider, or Sigstore refuses or cannot be reached.
     """
-    unchanged: list[Path] = []
-    wanted: list[Path] = []
     for package in packages:
         if differences := HubPackage(package).digest_differences:
             raise CheckError(
@@ -64,32 +59,15 @@ def sign(packages: Sequence[Path], *, identity_token: str | None = None, key: Pr
                 where=str(package),
                 hint="name the repository in build.toml ([general.hub] repo-id), build again, and sign again",
             )
-        (unchanged if _is_signed(package, key) else wanted).append(package)
-    names = tuple(package.name for package in unchanged)
-    if not wanted:
-        return Signed(None, (), names)
-    contents = [(package / "metadata.json").read_bytes() for package in wanted]
+    contents = [(package / "metadata.json").read_bytes() for package in packages]
     if key is not None:
         identity = f"key {fingerprint(key.public_key())}"
         signatures = [key_bundle(content, key) for content in contents]
     else:
         identity, signatures = _signatures(contents, identity_token or _ambient_token())
-    for package, signature in zip(wanted, signatures, strict=True):
+    for package, signature in zip(packages, signatures, strict=True):
         write_atomically(package / SIGNATURE, signature)
-    return Signed(identity, tuple(package.name for package in wanted), names)
-
-
-def _is_signed(package: Path, key: PrivateKey | None) -> bool:
-    """Return whether a package has a signature of its current metadata: of this key, or without one, of Sigstore."""
-    bundle = read_bundle(package / SIGNATURE)
-    metadata = (package / "metadata.json").read_bytes()
-    if key is not None or refers_to_key(bundle):
-        return key is not None and is_signed_by(bundle, metadata, [key.public_key()])
-    try:
-        digest = base64.b64decode(bundle["messageSignature"]["messageDigest"]["digest"])
-    except (ValueError, KeyError, TypeError):
-        return False
-    return digest == hashlib.sha256(metadata).digest()
+    return Signed(identity, tuple(package.name for package in packages))
 
 
 def _ambient_token() -> str:

@@ -20,7 +20,7 @@ from searches import QUICK_JUDGE, write_task
 
 from kernel_builder import toml_file
 from kernel_format.errors import ConfigError
-from kernel_format.signatures import Signers
+from kernel_format.signatures import Signers, key_bundle
 from kernel_judge.judge.candidate_files import candidate_digest
 from kernel_judge.judge.verdict import Speedup, Verdict
 from kernel_judge.leaderboard.result import read_results, signed_result
@@ -106,6 +106,18 @@ def test_a_changed_result_is_invalid_and_not_ranked(write: Write, tmp_path: Path
         ranks.append([name for name in known if f"rank 1: {name}" in page or f"rank 2: {name}" in page])
         assert "wrong" not in page and 'class="bad">invalid' in page
     assert ranks == [["honest.py", "stripped.py"], ["honest.py"]]
+
+
+@pytest.mark.attack
+def test_signatures_of_packages_and_of_earlier_versions_are_refused(write: Write, tmp_path: Path) -> None:
+    """A package's metadata can have any keys: both signatures are of the bare JSON."""
+    path = write("package", 9999.0)
+    metadata = {key: value for key, value in json.loads(path.read_text()).items() if key != "signature"}
+    bundle = key_bundle(json.dumps(metadata, sort_keys=True).encode(), KEY)
+    path.write_text(json.dumps({**metadata, "signature": json.loads(bundle)}))
+    for signers in (SIGNERS, Signers()):
+        results, faults = read_results(tmp_path / "results", signers)
+        assert not results and "an earlier version's or a package's; judge the candidate again" in faults[0]
 
 
 def test_the_page_can_be_built_again_from_its_results(write: Write, tmp_path: Path) -> None:

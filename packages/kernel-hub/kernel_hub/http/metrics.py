@@ -17,30 +17,28 @@ class Metrics:
     """Counts the requests, bytes and times of one server, and measures the storage of the Hub in `root`."""
 
     def __init__(self, root: Path, stored_bytes: Callable[[], int], quota_bytes: int | None) -> None:
-        self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "hub_requests", "Requests answered", ["method", "route", "status"], registry=self._registry
-        )
+        self._registry = registry = CollectorRegistry()
+        labels = ["method", "route", "status"]
+        self._requests = Counter("hub_requests", "Requests answered", labels, registry=registry)
         self._seconds = Histogram(
             "hub_request_seconds",
             "Time until the answer was sent",
-            ["method", "route"],
-            registry=self._registry,
+            labels[:2],
+            registry=registry,
             buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120),
         )
-        self.active = Gauge("hub_requests_active", "Requests in progress", registry=self._registry)
-        self.waiting = Gauge(
-            "hub_requests_waiting", "Requests without a token that wait for a thread", registry=self._registry
-        )
+        self.active = Gauge("hub_requests_active", "Requests in progress", registry=registry)
+        waiting = "Requests without a token that wait for a thread"
+        self.waiting = Gauge("hub_requests_waiting", waiting, registry=registry)
         measured: dict[str, tuple[str, Callable[[], float]]] = {
             "hub_stored_bytes": ("Bytes of all repositories, which the quota limits", stored_bytes),
             "hub_quota_bytes": ("The quota; NaN for none", lambda: quota_bytes or math.nan),
             "hub_disk_free_bytes": ("Free bytes of the root's disk", lambda: shutil.disk_usage(root).free),
         }
         for name, (meaning, measure) in measured.items():
-            Gauge(name, meaning, registry=self._registry).set_function(measure)
-        self.received = Counter("hub_large_file_bytes_received", "Bytes of large files stored", registry=self._registry)
-        self.sent = Counter("hub_file_bytes_sent", "Bytes of files requested", registry=self._registry)
+            Gauge(name, meaning, registry=registry).set_function(measure)
+        self.received = Counter("hub_large_file_bytes_received", "Bytes of large files stored", registry=registry)
+        self.sent = Counter("hub_file_bytes_sent", "Bytes of files requested", registry=registry)
 
     def request_ended(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request that was answered."""

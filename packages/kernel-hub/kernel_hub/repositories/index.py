@@ -105,8 +105,8 @@ class RepositoryIndex:
     def refresh(self, repo_id: str, *, measure: bool = False) -> None:
         """Read a repository again, and measure its size, or keep the size that `grow` has counted."""
         database = self._database
-        database.execute("BEGIN IMMEDIATE")  # before the repository is read: the last writer has the newest state
-        try:
+        with database:  # which commits, or rolls back
+            database.execute("BEGIN IMMEDIATE")  # before the repository is read: the last writer has the newest state
             known = self.find(repo_id)
             row = self._read(repo_id, None if measure else known)
             if row is None:
@@ -114,11 +114,11 @@ class RepositoryIndex:
             elif row != known:
                 statement = f"INSERT OR REPLACE INTO repositories ({_COLUMNS}) VALUES ({_VALUES})"
                 database.execute(statement, tuple(vars(row).values()))
-            database.execute("COMMIT")
-        except BaseException:
-            if database.in_transaction:  # SQLite has ended it if the disk is full
-                database.execute("ROLLBACK")
-            raise
+
+    def rename(self, repo_id: str, new_id: str) -> None:
+        """Rename an entry before its repository, whose size stays known: all writers would wait for a measurement."""
+        statement = "UPDATE OR REPLACE repositories SET repo_id = ?, organization = ? WHERE repo_id = ?"
+        self._database.execute(statement, (new_id, new_id.partition("/")[0], repo_id))
 
     def hide(self, repo_id: str) -> None:
         """Mark a repository as private, before it is made private."""

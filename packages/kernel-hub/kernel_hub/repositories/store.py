@@ -113,6 +113,7 @@ class RepositoryStore:
             if new.exists():
                 raise conflict(f"{target} exists")
             with self._large_files.locked():
+                self._index.rename(source, target)
                 old.rename(new)
             sync_filesystem(new.parent)
             sync_filesystem(old.parent)

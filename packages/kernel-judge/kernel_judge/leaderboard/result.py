@@ -1,7 +1,7 @@
 """Results of a leaderboard: a verdict with the code and the task, which the judge may sign.
 
 A file has either the object of `judge --json`, or that of `judge --sign`: "verdict", "candidate", "task" and
-"signature", whose content is the object without it as JSON with sorted keys. Nothing in a file is trusted.
+"signature", whose content is `_KIND` and the object without it as JSON with sorted keys. Nothing in a file is trusted.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from kernel_judge.judge.verdict import Verdict
 from kernel_tasks import read_task
 
 VALID, INVALID, UNSIGNED, UNKNOWN_KEY = "valid", "invalid", "unsigned", "by an unknown key"
+_KIND = b"kernel-builder judge result\n"  # so that no signature of a package, which is of JSON, is one of a result
 _MOST_BYTES, _MOST_DEPTH, _MOST_FIGURE = 4 << 20, 32, 1e15
 
 
@@ -67,10 +68,9 @@ def signed_result(verdict: Verdict, candidate: Path, task: Path, key: PrivateKey
     with frozen(candidate) as copy:
         texts = texts_of(copy)
         if candidate_digest(copy) != verdict.candidate_digest:
-            hint = "judge it again"
-            raise ConfigError("is not the candidate that was judged", where=str(candidate), hint=hint)
+            raise ConfigError("is not the candidate that was judged", where=str(candidate), hint="judge it again")
     content = {"verdict": verdict.as_dict(), "candidate": texts, "task": texts_of_task(task)}
-    return json.dumps({**content, "signature": json.loads(key_bundle(_canonical(content), key))})
+    return json.dumps({**content, "signature": json.loads(key_bundle(_KIND + _canonical(content), key))})
 
 
 def texts_of_task(task: Path) -> dict[str, str]:
@@ -163,14 +163,15 @@ def _signature(entry: Mapping[str, Any], signers: Signers) -> str:
     if bundle is None:
         return UNSIGNED
     content = _canonical({key: value for key, value in entry.items() if key != "signature"})
-    if not isinstance(bundle, Mapping):
+    try:
+        stated = base64.b64decode(bundle["messageSignature"]["messageDigest"]["digest"])
+    except (KeyError, TypeError, ValueError):
         return INVALID
-    if is_signed_by(bundle, content, signers.keys):
+    if stated == hashlib.sha256(content).digest():
+        raise ValueError("the signature is an earlier version's or a package's; judge the candidate again")
+    if is_signed_by(bundle, _KIND + content, signers.keys):
         return VALID
-    digest = base64.b64encode(hashlib.sha256(content).digest()).decode()
-    message = bundle.get("messageSignature")
-    stated = message.get("messageDigest") if isinstance(message, Mapping) else None
-    is_of_content = isinstance(stated, Mapping) and stated.get("digest") == digest
+    is_of_content = stated == hashlib.sha256(_KIND + content).digest()
     return UNKNOWN_KEY if is_of_content and not signers.keys else INVALID
 
 
@@ -185,8 +186,7 @@ def ranked(results: Sequence[Result], *, only_valid: bool) -> dict[tuple[str, st
     """Return the right results by task, its digest and device, the fastest first, each candidate once."""
     groups: dict[tuple[str, str, str], list[Result]] = {}
     accepted = {VALID} if only_valid else {VALID, UNSIGNED, UNKNOWN_KEY}
-    order = sorted(results, key=lambda result: (-result.verdict.ratio, result.content))
-    for result in order:
+    for result in sorted(results, key=lambda result: (-result.verdict.ratio, result.content)):
         verdict = result.verdict
         if verdict.is_right and result.signature in accepted:
             group = groups.setdefault((verdict.task, verdict.task_digest, verdict.device), [])

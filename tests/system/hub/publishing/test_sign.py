@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import shutil
 import subprocess
@@ -60,7 +61,9 @@ def test_the_client_accepts_signatures_of_continuous_integration(
     for name, value in sigstore.job_of(*TRUSTED).items():
         monkeypatch.setenv(name, value)
     assert sign(packages).signed == (CPU, CUDA)
-    assert sign(packages).unchanged == (CPU, CUDA)
+    digest = base64.b64encode(hashlib.sha256((packages[0] / "metadata.json").read_bytes()).digest()).decode()
+    (packages[0] / SIGNATURE).write_text(json.dumps({"messageSignature": {"messageDigest": {"digest": digest}}}))
+    assert sign(packages).signed == (CPU, CUDA)  # the forged signature is replaced
     put(hub, doubling, REPO)
     report = verify(REPO, endpoint=hub.url, require_signature=True)
     assert [(verdict.signature, verdict.ok) for verdict in report.variants] == [("valid", True)] * 2
@@ -136,7 +139,6 @@ def test_a_users_key_signs_without_a_network(hub: RunningHub, doubling: Path, tm
     build_for(doubling, REPO)
     assert signed_by(doubling, other).count("signed ") == 2
     assert signed_by(doubling, key).count("signed ") == 2  # the key that was asked for replaces the other one
-    assert signed_by(doubling, key).count("unchanged ") == 2
     put(hub, doubling, REPO)
 
     def verdicts(*signers: str) -> set[str]:
