@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -135,6 +137,8 @@ def test_a_candidate_that_needs_the_builders_compilers_is_refused_in_words(call:
 def test_the_first_line_names_the_peers_that_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judgement, "_CPU_SECONDS", 0.0)
     monkeypatch.setattr(judgement, "measure_speed", lambda worker, peers, *_: SpeedReport(missing_peers=peers.missing))
+    # Later numbers of `random.Random`, the seeds of timed inputs, follow from those that the candidate has seen.
+    monkeypatch.setattr(judgement, "random", SimpleNamespace(SystemRandom=random.SystemRandom))
     right = HONEST["float64"].write(tmp_path)
     done = run(right, "--task", SOFTMAX, *QUICK[:2], "--rounds", "1", "--device", "cpu", "--against", "eager,compile")
     first, *others = done.stdout.splitlines()
