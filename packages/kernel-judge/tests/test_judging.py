@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from judge_samples import CHEATS, HERE, HONEST, PROJECT_CANDIDATE, SMALL_TASKS, scale_project
+from judge_samples import CHEATS, HERE, HONEST, PROJECT_CANDIDATE, SMALL_TASKS, Sample, scale_project
 
 from kernel_builder.api import build_for_device
 from kernel_builder.cli import main
@@ -44,12 +44,14 @@ def test_the_command_prints_a_verdict_and_exits_by_it(tmp_path: Path) -> None:
 
 
 def test_unreadable_arguments_exit_with_2(tmp_path: Path) -> None:
-    right = HONEST["float64"].write(tmp_path)
+    stores = Sample("stored", "return 2 * x")
+    right = stores.write(tmp_path)
     for arguments, words in (
         ((right, "--task", tmp_path / "none.py"), "does not exist"),
         ((tmp_path / "none.py", "--task", SOFTMAX), "does not exist; expected a candidate"),
         ((HERE / "tasks", "--task", SOFTMAX), "has no build.toml"),
         ((right, "--task", SOFTMAX, "--against", "eager,jax"), "'jax' is not a peer; expected names"),
+        ((right, "--task", stores.write_task(tmp_path), *QUICK), "the reference writes to an input that it does"),
     ):
         done = run(*arguments)
         assert done.exit_code == 2 and words in done.stderr, done.stderr
