@@ -25,7 +25,7 @@ class Model(torch.nn.Module):
         super().__init__()
         {state}
 
-    def forward(self, x):
+    def forward(self, x, y=None):
         return {body}
 
 

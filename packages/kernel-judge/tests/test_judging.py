@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from judge_samples import CHEATS, HERE, HONEST, PROJECT_CANDIDATE, SMALL_TASKS, scale_project
+from judge_samples import CHEATS, HERE, HONEST, PROJECT_CANDIDATE, SMALL_TASKS, Sample, scale_project
 
 from kernel_builder.api import build_for_device
 from kernel_builder.cli import main
@@ -42,12 +44,14 @@ def test_the_command_prints_a_verdict_and_exits_by_it(tmp_path: Path) -> None:
 
 
 def test_unreadable_arguments_exit_with_2(tmp_path: Path) -> None:
-    right = HONEST["float64"].write(tmp_path)
+    stores = Sample("stored", "return 2 * x")
+    right = stores.write(tmp_path)
     for arguments, words in (
         ((right, "--task", tmp_path / "none.py"), "does not exist"),
         ((tmp_path / "none.py", "--task", SOFTMAX), "does not exist; expected a candidate"),
         ((HERE / "tasks", "--task", SOFTMAX), "has no build.toml"),
         ((right, "--task", SOFTMAX, "--against", "eager,jax"), "'jax' is not a peer; expected names"),
+        ((right, "--task", stores.write_task(tmp_path), *QUICK), "the reference writes to an input that it does"),
     ):
         done = run(*arguments)
         assert done.exit_code == 2 and words in done.stderr, done.stderr
@@ -135,6 +139,8 @@ def test_a_candidate_that_needs_the_builders_compilers_is_refused_in_words(call:
 def test_the_first_line_names_the_peers_that_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judgement, "_CPU_SECONDS", 0.0)
     monkeypatch.setattr(judgement, "measure_speed", lambda worker, peers, *_: SpeedReport(missing_peers=peers.missing))
+    # Later numbers of `random.Random`, the seeds of timed inputs, follow from those that the candidate has seen.
+    monkeypatch.setattr(judgement, "random", SimpleNamespace(SystemRandom=random.SystemRandom))
     right = HONEST["float64"].write(tmp_path)
     done = run(right, "--task", SOFTMAX, *QUICK[:2], "--rounds", "1", "--device", "cpu", "--against", "eager,compile")
     first, *others = done.stdout.splitlines()

@@ -35,13 +35,14 @@ def difference(
     """Return where results differ by more than the tolerance, or None.
 
     An element is right if |a - b| <= tolerance + tolerance |b|, where b is the float64 result, or eager's without one.
-    Where eager itself is off by more, only the comparison of errors applies. An index of another element of an input
-    that is equal is right.
+    Where eager itself is off by more, only the comparison of errors applies. An index of another element that is equal
+    in the inputs is right.
 
     With `slack`, the absolute error of each result that is right beside the tolerance, eager's own error does not
-    count, and the tolerance is relative to the largest element where that is below 1: inputs times 0.001 would else be
-    compared with a tolerance as large as the results.
+    count. With it, and without float64, the tolerance is relative to the largest element where that is below 1: it
+    would else be as large as small results.
     """
+    slack = slack or ([] if exact else [0.0] * len(eager))
     for number, (result, plain, expected) in enumerate(zip(results, eager, exact or eager, strict=True), 1):
         wrong = _wrong(result, plain, expected, tolerance, inputs, slack[number - 1] if slack else None)
         if bool(wrong.any()):
@@ -55,7 +56,7 @@ def _wrong(
     """Return which elements are wrong by the rule of `difference`. `plain` is eager's result."""
     if not plain.is_floating_point():
         wrong, moved = (result != plain) & (allowance != math.inf), plain != expected
-        wrong = wrong & ~tied(result, plain, inputs) if bool(wrong.any()) else wrong
+        wrong = wrong & ~tied(result, plain, inputs) if bool(wrong.any()) and plain.dtype != torch.bool else wrong
         a, b, c = result.double(), plain.double(), expected.double()
         # Numbers in fixed point, which float64 changes, are as near. A few indices may be of other equal elements.
         odd = wrong & moved & (a != c) & ((a - b).abs() > min(4 * largest(b - c), 1 + tolerance * largest(b)))
@@ -77,31 +78,29 @@ def differs(a: Tensor, b: Tensor, relative: float, absolute: float) -> Tensor:
 
 
 def tied(result: Tensor, plain: Tensor, inputs: Tensors) -> Tensor:
-    """Return which integers are indices, along a dimension of an input, of elements that equal those of `plain`.
+    """Return which integers are indices, along a dimension of the inputs, of elements that equal those of `plain`.
 
     The order of equal elements is open in `topk`, `sort`, `argmax` and their users. The compared values may be
     a function of the input, rounded to float32: a few units in the last place of that are no difference either. An
-    index that a row has twice is none of a tie.
+    index that a row has twice is none of a tie. All inputs must have equal elements there, not a mask alone.
     """
-    ties = torch.zeros_like(plain, dtype=torch.bool)
-    if plain.is_floating_point() or plain.dtype == torch.bool:
-        return ties
-    for source in inputs:
-        for dim in range(source.dim()):
-            chosen, known = result.long(), plain.long()
-            if chosen.dim() == source.dim() - 1:
-                chosen, known = chosen.unsqueeze(dim), known.unsqueeze(dim)
-            if not _can_index(known, source, dim):
-                continue
-            last = source.shape[dim] - 1
-            a, b = (source.gather(dim, index.clamp(0, last)).double() for index in (chosen, known))
-            ordered, order = chosen.sort(dim)
-            again = torch.zeros_like(ordered, dtype=torch.bool)
-            again.narrow(dim, 1, max(0, again.shape[dim] - 1)).copy_(ordered.diff(dim=dim) == 0)
-            repeated = torch.zeros_like(again).scatter(dim, order, again)
-            near = ~differs(a, b, _TIED, _TIED) & (chosen >= 0) & (chosen <= last) & ~repeated
-            ties |= near.reshape(ties.shape)
-    return ties
+    none = torch.zeros_like(plain, dtype=torch.bool)
+    ties: dict[int, Tensor] = {}  # by input
+    for number, dim in [(number, dim) for number, source in enumerate(inputs) for dim in range(source.dim())]:
+        source, chosen, known = inputs[number], result.long(), plain.long()
+        if chosen.dim() == source.dim() - 1:
+            chosen, known = chosen.unsqueeze(dim), known.unsqueeze(dim)
+        if not _can_index(known, source, dim):
+            continue
+        last = source.shape[dim] - 1
+        a, b = (source.gather(dim, index.clamp(0, last)).double() for index in (chosen, known))
+        ordered, order = chosen.sort(dim)
+        again = torch.zeros_like(ordered, dtype=torch.bool)
+        again.narrow(dim, 1, max(0, again.shape[dim] - 1)).copy_(ordered.diff(dim=dim) == 0)
+        repeated = torch.zeros_like(again).scatter(dim, order, again)
+        near = ~differs(a, b, _TIED, _TIED) & (chosen >= 0) & (chosen <= last) & ~repeated
+        ties[number] = ties.get(number, none) | near.reshape(none.shape)
+    return torch.stack([*ties.values()]).all(0) if ties else none
 
 
 _TIED = 4 * torch.finfo(torch.float32).eps  # units in the last place of float32
@@ -137,11 +136,9 @@ def described(number: int, results: int, a: Tensor, b: Tensor, wrong: Tensor) ->
         f"{count} of {wrong.numel()} elements of {which} are wrong; the first is {got:.6g} at {place}, "
         f"expected {expected:.6g}"
     )
-    facts: dict[str, Any] = {
-        "largest-difference": str(largest) if largest == float("inf") else largest,
-        "wrong-elements": count,
-    }
-    facts |= {"elements": wrong.numel(), "index": place, "got": str(got), "expected": str(expected)}
+    facts: dict[str, Any] = {"largest-difference": str(largest) if largest == math.inf else largest}
+    facts |= {"wrong-elements": count, "elements": wrong.numel(), "index": place}
+    facts |= {"got": str(got), "expected": str(expected)}
     return Difference(kind, text, facts)
 
 

@@ -81,6 +81,12 @@ def seed_generators(device: str, seed: int) -> None:
         torch.manual_seed(seed)
 
 
+def synchronize(device: str) -> None:
+    """Wait for the GPU, so that another process sees the written memory."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
 def randomize(model: torch.nn.Module, seed: int) -> list[list[float]]:
     """Replace the values of all parameters that are ones or zeros; return the length and the old value of each.
 

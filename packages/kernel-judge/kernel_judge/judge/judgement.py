@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import secrets
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -67,7 +66,7 @@ class JudgeRequest:
     inputs: int = 100
     rounds: int = 15
     peers: tuple[str, ...] = PEERS
-    seed: int | None = None  # makes inputs and shapes repeatable, for tests
+    seed: int | None = None  # makes inputs and shapes repeatable, and foreseeable by a candidate, for tests
     build_seconds: float = 600.0  # limit of importing the candidate, which may compile
     call_seconds: float = 30.0
     sandbox: str | None = None
@@ -90,7 +89,7 @@ def judge(request: JudgeRequest, notify: Notify = lambda message: None) -> Verdi
 def _judge(request: JudgeRequest, task: Task, candidate: Candidate, notify: Notify) -> Verdict:
     started = time.monotonic()
     device = request.device or task.settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    choice = random.Random(secrets.randbits(64) if request.seed is None else request.seed)
+    choice = random.SystemRandom() if request.seed is None else random.Random(request.seed)
     kind = request.sandbox or sandbox.strongest()
     judgement = _Judgement(request, task, candidate, device, kind, choice, notify, started)
     rejected: RejectedError | None = None

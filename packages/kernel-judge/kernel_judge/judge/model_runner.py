@@ -17,7 +17,7 @@ import torch
 
 from kernel_builder.api import poisoned
 from kernel_judge.judge.arena import ArenaView
-from kernel_judge.judge.evaluation import ResultError, evaluate, randomize, seed_generators, with_tensors
+from kernel_judge.judge.evaluation import ResultError, evaluate, randomize, seed_generators, synchronize, with_tensors
 
 _LONGEST_TEXT = 2000  # characters of an exception
 _APIS = ("torch", "torch.Tensor", "torch.cuda", "torch.cuda.Event", "torch.nn.functional", "torch.testing", "gc", "sys")
@@ -122,7 +122,7 @@ class ModelRunner:
             self._slots, self._targets = [slots], [[self._outputs.tensor(slot) for slot in slots]]
             self._held = [self._evaluate(number, arguments, grads)]
             self._hand_over()
-        self._synchronize()
+        synchronize(self._settings["device"])
 
     def prepare(self, calls: list[Any], slots: list[list[Any]]) -> None:
         """Make the tensors of a run, which takes Python as long as a small kernel."""
@@ -136,7 +136,7 @@ class ModelRunner:
             os.sched_setaffinity(0, {min(self._cores)})
             os.sched_setaffinity(0, self._cores)
         seed_generators(self._settings["device"], seed)
-        self._synchronize()
+        synchronize(self._settings["device"])
         if self._cuda:
             event: Any = torch.cuda.Event
             first, last = (event(enable_timing=True) for _ in range(2))
@@ -151,15 +151,15 @@ class ModelRunner:
             self._hand_over()
         if self._cuda:
             last.record()
-            self._synchronize()
+            synchronize(self._settings["device"])
             return float(first.elapsed_time(last)) * 1e-3
         return time.perf_counter() - started
 
     def hand_over(self) -> None:
         """Copy the results of the last command once more."""
-        self._synchronize()
+        synchronize(self._settings["device"])
         self._hand_over()
-        self._synchronize()
+        synchronize(self._settings["device"])
 
     def patched(self) -> str | None:
         """Return the name of a function of Torch that was replaced, or None.
@@ -206,10 +206,6 @@ class ModelRunner:
         skeleton, slots, grads = call
         arguments = with_tensors(skeleton, [self._inputs.tensor(slot) for slot in slots])
         return arguments, None if grads is None else [self._inputs.tensor(slot) for slot in grads]
-
-    def _synchronize(self) -> None:
-        if self._cuda:
-            torch.cuda.synchronize()
 
 
 def answer(runner: ModelRunner, command: str, arguments: Sequence[Any]) -> dict[str, Any]:

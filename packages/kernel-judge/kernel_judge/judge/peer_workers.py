@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from kernel_format.errors import MeasureError
+from kernel_judge.judge.evaluation import synchronize
 from kernel_judge.judge.reference import Reference
-from kernel_judge.judge.result_checks import place, synchronize
+from kernel_judge.judge.result_checks import place
 from kernel_judge.judge.verdict import Notify
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 from kernel_tasks import Task

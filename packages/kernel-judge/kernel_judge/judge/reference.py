@@ -20,6 +20,7 @@ from kernel_judge.judge.evaluation import (
     evaluate,
     randomize,
     seed_generators,
+    synchronize,
     with_tensors,
     without_tensors,
 )
@@ -56,6 +57,7 @@ class Reference:
         decides_dtypes: Whether it does.
         has_rule: Whether the task has a rule of its own for right results.
         has_exact: Whether the model can be computed in float64.
+        may_change: Whether a candidate may change inputs, as the reference does with a buffer for its result.
         seconds, drawing_seconds: The time of one eager call here, and of drawing its inputs, the least so far.
         operations: Operations of a call in matrix products, convolutions and attention, as
             `torch.utils.flop_counter` counts them; 0 before `count_operations`, and if they cannot be counted.
@@ -124,23 +126,13 @@ class Reference:
         grads = None
         if self._backward:
             grads = [torch.randn(shape, device=self.device).to(dtype) for shape, dtype in self.results[: self._forward]]
-        self._synchronize()
+        synchronize(self.device)
         self.drawing_seconds = min(self.drawing_seconds, time.perf_counter() - started)
         return Arguments(skeleton, tensors, grads, seed)
 
     def eager(self, given: Arguments) -> Tensors:
         """Return the results of eager PyTorch."""
         return self._evaluate(self._model, given, lambda tensor: tensor.clone())
-
-    def may_change(self, given: Arguments) -> bool:
-        """Return whether a candidate may change inputs, as the reference itself does with a buffer for its result."""
-        if self._problem.may_overwrite:
-            return True
-        tensors = [tensor.clone() for tensor in given.tensors]
-        seed_generators(self.device, given.seed)
-        evaluate(self._model, with_tensors(given.skeleton, tensors), None, ())
-        now, before = ([tensor.reshape(-1).view(torch.uint8) for tensor in all_] for all_ in (tensors, given.tensors))
-        return not all(map(torch.equal, now, before))
 
     def exact(self, given: Arguments) -> Tensors | None:
         """Return the results in float64, or None if the model cannot be computed so."""
@@ -174,10 +166,25 @@ class Reference:
     def _probe(self) -> None:
         backward, self._backward = self._backward, False
         given = self.arguments(self.seed)
+        tensors = [tensor.clone() for tensor in given.tensors]
+        generator_state = torch.get_rng_state if self.device == "cpu" else torch.cuda.get_rng_state
+        seed_generators(self.device, self.seed)
+        unused = generator_state()
         try:
-            outputs = self.eager(given)
+            outputs = evaluate(self._model, with_tensors(given.skeleton, tensors), None, ())
         except ResultError as error:
             raise ConfigError(f"the reference cannot be judged: {error}", where=self._path) from error
+        draws = not torch.equal(unused, generator_state())
+        now, before = ([t.flatten().contiguous().view(torch.uint8) for t in all_] for all_ in (tensors, given.tensors))
+        written = [tensor for tensor, *bits in zip(tensors, now, before, strict=True) if not torch.equal(*bits)]
+        self.may_change = self._problem.may_overwrite or bool(written)
+        returned = {(output.data_ptr(), output.nbytes) for output in outputs}
+        if not self._problem.may_overwrite and any((t.data_ptr(), t.nbytes) not in returned for t in written):
+            raise ConfigError(
+                "the reference writes to an input that it does not return",
+                where=self._path,
+                hint="return that input: the judge compares results only",
+            )
         self._backward, self._forward = backward, len(outputs)
         self.results = [(tuple(output.shape), output.dtype) for output in outputs]
         given = self.arguments(self.seed)
@@ -189,17 +196,18 @@ class Reference:
         try:
             exact = self.exact(given)
             assert exact is not None
-            self.has_exact = all(map(_close, expected, exact))
+            least = [0.0 if draws else 1.0] * self._forward + [1.0] * len(expected)
+            self.has_exact = all(map(_close, expected, exact, least))
         except torch.OutOfMemoryError:
             raise
         except Exception:  # code that casts, or an operation without float64
             self.has_exact = False
 
     def _seconds(self, given: Arguments) -> float:
-        self._synchronize()
+        synchronize(self.device)
         started = time.perf_counter()
         self.eager(given)
-        self._synchronize()
+        synchronize(self.device)
         return time.perf_counter() - started
 
     def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -211,10 +219,6 @@ class Reference:
         for place, length in enumerate(tensor.shape):
             tensor = tensor.narrow(place, 0, self.lengths.get(length, length))
         return tensor.clone(memory_format=torch.contiguous_format)
-
-    def _synchronize(self) -> None:
-        if self.device != "cpu":
-            torch.cuda.synchronize()
 
     def model_arguments(self, peer: str | None = None) -> tuple[Any, ...]:
         """Return the arguments of the worker's command "model" after the number, for the candidate or a peer."""
@@ -259,14 +263,15 @@ def _bytes(results: Results) -> int:
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in results)
 
 
-def _close(eager: torch.Tensor, exact: torch.Tensor) -> bool:
-    """Return whether float64 computes the same thing as eager: random masks, for example, may depend on the dtype.
+def _close(eager: torch.Tensor, exact: torch.Tensor, least: float) -> bool:
+    """Return whether float64 computes the same thing as eager: random masks may depend on the dtype.
 
-    The whole tensors are compared, since sums of many 16-bit numbers may be far off at some elements.
+    The whole tensors are compared, since sums of many 16-bit numbers may be far off at some elements. Elements count
+    as at least `least`, for results that are nothing but rounding errors.
     """
     if eager.shape != exact.shape:
         return False
     wide, exact = eager.double(), exact.double()
     difference = torch.where((wide == exact) | (wide.isnan() & exact.isnan()), 0.0, wide - exact)
-    size = exact[exact.isfinite()].norm() + math.sqrt(exact.numel())
+    size = exact[exact.isfinite()].norm() + least * math.sqrt(exact.numel())
     return bool(difference.norm() <= 0.1 * size)

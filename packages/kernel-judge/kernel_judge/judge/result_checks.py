@@ -12,6 +12,7 @@ import torch
 from kernel_builder.api import POISON
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.comparison import Difference, ErrorRule, difference, finite_error
+from kernel_judge.judge.evaluation import synchronize
 from kernel_judge.judge.outside_inputs import expected_results, outside_inputs
 from kernel_judge.judge.reference import Arguments, Reference, Results, Tensors
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
@@ -211,7 +212,7 @@ class ResultChecks:
         copies = [worker.outputs.tensor(slot).clone() for slot in slots[0]]
         changed = not torch.equal(before, worker.inputs.raw(worker.inputs.end))
         worker.go_on()
-        if changed and not reference.may_change(given):
+        if changed and not reference.may_change:
             raise RejectedError("input-changed", "it changes its inputs; write results to memory of their own", case)
         return copies
 
@@ -338,12 +339,6 @@ def describe(reference: Reference, given: Arguments) -> dict[str, Any]:
         "seed": given.seed,
         "sizes": {name: list(size) if isinstance(size, tuple) else size for name, size in reference.sizes.items()},
     }
-
-
-def synchronize(device: str) -> None:
-    """Wait for the GPU, so that another process sees the written memory."""
-    if device != "cpu":
-        torch.cuda.synchronize()
 
 
 def _overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:

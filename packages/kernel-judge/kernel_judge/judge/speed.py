@@ -18,9 +18,10 @@ import torch
 
 from kernel_builder.api import Clock, clock
 from kernel_judge.judge.comparison import ErrorRule
+from kernel_judge.judge.evaluation import synchronize
 from kernel_judge.judge.peer_workers import EAGER, PeerWorkers
 from kernel_judge.judge.reference import Arguments, Reference
-from kernel_judge.judge.result_checks import RejectedError, ResultChecks, describe, fill, reserve, synchronize
+from kernel_judge.judge.result_checks import RejectedError, ResultChecks, describe, fill, reserve
 from kernel_judge.judge.speed_report import CANDIDATE, SpeedReport, TimedShape, report_speed
 from kernel_judge.judge.verdict import Notify
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
@@ -240,7 +241,7 @@ class _TimedRuns:
             copies = {call: [worker.outputs.tensor(slot).clone() for slot in slots[call]] for call in order}
             self._results = [copies[call] for call in range(len(slots))]
             changed = not torch.equal(before, worker.inputs.raw(worker.inputs.end))
-            if changed and not self.reference.may_change(calls[0]):
+            if changed and not self.reference.may_change:
                 raise RejectedError(
                     "input-changed", "it changes its inputs when it is timed", describe(self.reference, calls[0])
                 )
