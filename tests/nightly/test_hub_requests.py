@@ -20,12 +20,12 @@ import requests
 import schemathesis
 from hypothesis import HealthCheck, given, settings, strategies
 
-from tests.support.running_hub import RunningHub, memory
+from tests.nightly.conftest import SECONDS
+from tests.support.running_hub import TOKEN, RunningHub, memory
 from tests.support.small_kernel import KERNEL, publish_kernel, write_kernel
 
 pytestmark = [pytest.mark.attack, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
-TOKEN = {"Authorization": "Bearer any"}
 ORGANIZATION, NAME = KERNEL.split("/")
 EXISTING = {"organization": ORGANIZATION, "name": NAME, "revision": "main"}
 ODD = ["%00", "%ED%A0%80", "%2e%2e", "%252e", "%0d%0aX:1", "%F0%9F%92%A9", "a" * 4000, "-1", "1e400", "~", "*", "%7F"]
@@ -117,9 +117,7 @@ def send_git_lines(hub: RunningHub, statuses: Statuses) -> None:
     statuses.add(response.status_code, f"git {body[:100]!r}")
 
 
-def test_random_requests_find_no_server_error(
-    start_hub: Callable[..., RunningHub], tmp_path: Path, seconds: float
-) -> None:
+def test_random_requests_find_no_server_error(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
     hub = start_hub()
     kernel = write_kernel(tmp_path / "kernel")
     operations = [
@@ -127,7 +125,7 @@ def test_random_requests_find_no_server_error(
         for result in schemathesis.openapi.from_url(f"{hub.url}/openapi.json").get_all_operations()
     ]
     statuses, resident = Statuses(), 0
-    end = time.monotonic() + seconds
+    end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         publish_kernel(hub, kernel)  # a request may have deleted it
         for operation in operations:

@@ -19,6 +19,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi
 
+TOKEN = {"Authorization": "Bearer any"}  # as RunningHub.api() sends it
+
 # A Hub imports for more than a second. Each Hub is a fork of a process that has only imported.
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["kernel_builder.cli", "kernel_hub.serve"])

@@ -11,23 +11,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import requests
-from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi
 
 from tests.support.builder_process import run_builder
 from tests.support.programs import wait_for as until
-from tests.support.running_hub import RunningHub, memory
-from tests.support.small_kernel import KERNEL
+from tests.support.running_hub import TOKEN, RunningHub, memory
+from tests.support.small_kernel import KERNEL, commit
 
-__all__ = ["memory", "until"]
-
-TOKEN = {"Authorization": "Bearer any"}
-
-
-def commit(api: HfApi, repo_id: str, path: str, content: bytes = b"x", **options: object) -> CommitInfo:
-    """Commit one file with the public client."""
-    return api.create_commit(  # type: ignore[no-any-return]
-        repo_id, [CommitOperationAdd(path, content)], commit_message=path, repo_type="kernel", **options
-    )
+__all__ = ["TOKEN", "commit", "memory", "until"]
 
 
 def hub_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

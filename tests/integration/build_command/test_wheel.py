@@ -78,8 +78,7 @@ def test_pip_installs_a_wheel(kernel_builder: Run, built: Path, tmp_path: Path) 
     python, (site,) = environment / "bin" / "python", environment.glob("lib/python*/site-packages")
     (site / "torch.pth").write_text(f"{Path(torch.__file__).parent.parent}\n")
     assert pip(python, wheel).returncode == 0
-    imported = subprocess.run([python, "-c", WITHOUT_CLIENT], capture_output=True, text=True, check=True)
-    assert imported.stdout == "[0.0, 2.0, 4.0]\n"
+    assert run(python, "-c", WITHOUT_CLIENT) == "[0.0, 2.0, 4.0]\n"
     for order in (("wheel", "client"), ("client", "wheel")):
         beside = run_with_torch(BESIDE_THE_CLIENT, site, built, *order)
         assert beside.returncode == 0, beside.stderr
