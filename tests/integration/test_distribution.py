@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from importlib.metadata import version
@@ -17,6 +16,7 @@ import tomli
 from packaging.requirements import Requirement
 
 from kernel_builder.steps.ninja_run import find_ninja
+from tests.support import programs
 from tests.support.git import commit_all, git
 from tests.support.places import CUDA, LIBRARIES, ROOT
 from tests.support.triton_store import require_triton
@@ -40,11 +40,7 @@ DISTRIBUTIONS = {
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     # As after an installation: no source tree on the import path.
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(
-        command, cwd=cwd, env={**clean, **environment}, capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return programs.run(*command, cwd=cwd, env={**clean, **environment}, timeout=300)
 
 
 def project_table(directory: str) -> dict[str, Any]:

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import os
 
-import pytest
-
 from tests.support.running_hub import hub, start_hub
 
 __all__ = ["hub", "start_hub"]
 
 SECONDS = float(os.environ.get("NIGHTLY_SECONDS", "120"))
-
-
-@pytest.fixture
-def seconds() -> float:
-    """How long a test attacks."""
-    return SECONDS

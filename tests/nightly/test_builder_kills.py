@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import requests
 
+from tests.nightly.conftest import SECONDS
 from tests.support.places import CPU
 from tests.support.running_hub import RunningHub
 
@@ -69,7 +70,7 @@ def published(url: str, repo_id: str) -> dict[str, str]:
 
 
 def test_killed_builds_and_uploads_leave_no_half_written_package(
-    hub: RunningHub, copy_project: Callable[..., Path], new_cache: Callable[[str], Path], seconds: float
+    hub: RunningHub, copy_project: Callable[..., Path], new_cache: Callable[[str], Path]
 ) -> None:
     project, cache = copy_project("stable-scale"), new_cache("cache")
     environment = {**hub.environment, "KERNEL_BUILDER_CACHE": str(cache)}
@@ -88,7 +89,7 @@ def test_killed_builds_and_uploads_leave_no_half_written_package(
     forget(rebuilt, cache, 1.0)
     usual_build = seconds_of(build(rebuilt), environment)
     assert expected and whole
-    end, kills = time.monotonic() + 2 * seconds, Counter[str]()
+    end, kills = time.monotonic() + 2 * SECONDS, Counter[str]()
     while time.monotonic() < end:
         repo_id = f"org/k{kills['upload']}"
         kills["upload"] += killed(upload(repo_id), environment, usual_upload)

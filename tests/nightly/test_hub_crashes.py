@@ -19,11 +19,12 @@ from typing import Any
 import pytest
 import requests
 
-from tests.support.running_hub import RunningHub
+from tests.nightly.conftest import SECONDS
+from tests.support import programs
+from tests.support.running_hub import TOKEN, RunningHub
 
 pytestmark = [pytest.mark.attack, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
-TOKEN = {"Authorization": "Bearer any"}
 CLIENTS = 6
 HUB = [sys.executable, "-m", "kernel_builder", "hub"]
 
@@ -164,7 +165,7 @@ class Run:
             self.events["git"] += 1
 
 
-def test_kills_lose_no_acknowledged_change(start_hub: Callable[..., RunningHub], seconds: float) -> None:
+def test_kills_lose_no_acknowledged_change(start_hub: Callable[..., RunningHub]) -> None:
     run = Run(start_hub)
     owners = [Owner(run, number) for number in range(CLIENTS)]
     with ThreadPoolExecutor(CLIENTS + 4) as pool:
@@ -174,7 +175,7 @@ def test_kills_lose_no_acknowledged_change(start_hub: Callable[..., RunningHub],
             pool.submit(run.run_repeatedly, "gc", "--unused", "0", kill=True),
             pool.submit(run.run_repeatedly, "check", kill=False),
         ]
-        time.sleep(seconds)
+        time.sleep(SECONDS)
         run.stop.set()
     for job in jobs:
         job.result()
@@ -190,6 +191,4 @@ def test_kills_lose_no_acknowledged_change(start_hub: Callable[..., RunningHub],
     assert not run.faults
     assert run.events.keys() >= {"POST", "PUT", "kill", "gc", "check", "git"}
     run.hub.kill()
-    command = [*HUB, "check", "--digests", "--root", str(run.hub.root)]
-    checked = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert checked.returncode == 0, checked.stdout
+    programs.run(*HUB, "check", "--digests", "--root", run.hub.root)

@@ -15,14 +15,12 @@ from urllib.parse import urlsplit
 
 import pytest
 import requests
-from huggingface_hub import CommitOperationAdd
 
 from kernel_hub import tokens
-from tests.support.running_hub import RunningHub
+from tests.support.running_hub import TOKEN, RunningHub
+from tests.support.small_kernel import commit
 
 pytestmark = [pytest.mark.nightly, pytest.mark.attack, pytest.mark.timeout(1800)]
-
-TOKEN = {"Authorization": "Bearer any"}
 
 
 @pytest.mark.parametrize("repositories", [1, 50])
@@ -31,15 +29,14 @@ def test_fifty_clients_commit_at_a_time(hub: RunningHub, repositories: int) -> N
     for number in range(repositories):
         hub.api().create_repo(f"org/k{number}", repo_type="kernel")
 
-    def commit(client: int) -> None:
+    def commit_ten(client: int) -> None:
         api = hub.api()
         for number in range(10):
-            change = CommitOperationAdd(f"{client}-{number}", random.randbytes(200).hex().encode())
-            repo_id = f"org/k{client % repositories}"
-            api.create_commit(repo_id, [change], commit_message="m", repo_type="kernel")
+            content = random.randbytes(200).hex().encode()
+            commit(api, f"org/k{client % repositories}", f"{client}-{number}", content)
 
     with ThreadPoolExecutor(50) as clients:
-        list(clients.map(commit, range(50)))
+        list(clients.map(commit_ten, range(50)))
     statuses = [line["status"] for line in map(json.loads, hub.log.read_text().splitlines()) if "status" in line]
     assert len(statuses) >= 1000 and statuses.count(503) <= len(statuses) // 100
 

@@ -20,12 +20,12 @@ import requests
 import schemathesis
 from hypothesis import HealthCheck, given, settings, strategies
 
-from tests.support.running_hub import RunningHub
+from tests.nightly.conftest import SECONDS
+from tests.support.running_hub import TOKEN, RunningHub, memory
 from tests.support.small_kernel import KERNEL, publish_kernel, write_kernel
 
 pytestmark = [pytest.mark.attack, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
-TOKEN = {"Authorization": "Bearer any"}
 ORGANIZATION, NAME = KERNEL.split("/")
 EXISTING = {"organization": ORGANIZATION, "name": NAME, "revision": "main"}
 ODD = ["%00", "%ED%A0%80", "%2e%2e", "%252e", "%0d%0aX:1", "%F0%9F%92%A9", "a" * 4000, "-1", "1e400", "~", "*", "%7F"]
@@ -117,17 +117,15 @@ def send_git_lines(hub: RunningHub, statuses: Statuses) -> None:
     statuses.add(response.status_code, f"git {body[:100]!r}")
 
 
-def test_random_requests_find_no_server_error(
-    start_hub: Callable[..., RunningHub], tmp_path: Path, seconds: float
-) -> None:
+def test_random_requests_find_no_server_error(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
     hub = start_hub()
     kernel = write_kernel(tmp_path / "kernel")
     operations = [
         result.ok()  # type: ignore[union-attr]
         for result in schemathesis.openapi.from_url(f"{hub.url}/openapi.json").get_all_operations()
     ]
-    statuses, memory = Statuses(), 0
-    end = time.monotonic() + seconds
+    statuses, resident = Statuses(), 0
+    end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         publish_kernel(hub, kernel)  # a request may have deleted it
         for operation in operations:
@@ -137,23 +135,16 @@ def test_random_requests_find_no_server_error(
             for _ in range(3):
                 send_git_lines(hub, statuses)
         # After the first round the server has imported all modules and filled its caches.
-        memory = memory or psutil.Process(hub.process.pid).memory_info().rss
+        resident = resident or psutil.Process(hub.process.pid).memory_info().rss
     assert not statuses.faults
     assert statuses.keys() >= {200, 400, 404}
     assert not [line[:2000] for line in hub.log.read_text().splitlines() if ERROR.search(line)]
-    assert psutil.Process(hub.process.pid).memory_info().rss <= 1.5 * memory
+    assert psutil.Process(hub.process.pid).memory_info().rss <= 1.5 * resident
     assert requests.get(f"{hub.url}/health", timeout=10).ok
 
 
 HUGE_FILE = 2_000_000_000  # bytes
-MOST_MEMORY = 150_000_000  # bytes
-
-
-def peak_memory(hub: RunningHub) -> int:
-    """Return the largest resident memory of the server since its start, in bytes."""
-    peak = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{hub.process.pid}/status").read_text())
-    assert peak
-    return int(peak[1]) * 1024
+MOST_MEMORY = 150  # MB
 
 
 def test_a_huge_file_does_not_fill_the_servers_memory(
@@ -174,4 +165,4 @@ def test_a_huge_file_does_not_fill_the_servers_memory(
         for block in response.iter_content(1 << 20):
             received.update(block)
     assert received.hexdigest() == digest.hexdigest()
-    assert peak_memory(hub) <= MOST_MEMORY
+    assert memory(hub) <= MOST_MEMORY

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -103,8 +102,7 @@ def recorded(script: Path, scratch: Path) -> list[Commands]:
     (scratch / "runs").write_text(json.dumps(requests))
     command = [sys.executable, str(PROGRAM), str(scratch / "runs")]
     around = confinement.chosen("require", None).around(command, scratch, [PROGRAM])
-    done = subprocess.run(around, cwd=scratch, capture_output=True, text=True, timeout=SECONDS, check=False)
-    assert done.returncode == 0, done.stderr
+    programs.run(*around, cwd=scratch, timeout=SECONDS)
     directory = script.relative_to(checkout).parent
     return [_read(scratch / f"machine{number}.commands", directory) for number in range(len(MACHINES))]
 

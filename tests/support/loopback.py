@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import ssl
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -33,8 +34,18 @@ class QuietHandler(BaseHTTPRequestHandler):
         pass
 
 
+def write_certificate(directory: Path) -> Path:
+    """Write a certificate for 127.0.0.1 that signs itself, with its key, and return the file."""
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "company.pem", "-out", "certificate.pem"]
+    subprocess.run(command, check=True, capture_output=True, cwd=directory)
+    both = directory / "company.pem"
+    both.write_text((directory / "certificate.pem").read_text() + both.read_text())
+    return both
+
+
 @contextmanager
-def served(handler: type[BaseHTTPRequestHandler], certificate: Path | None = None) -> Iterator[str]:
+def served(handler: Callable[..., BaseHTTPRequestHandler], certificate: Path | None = None) -> Iterator[str]:
     """Serve requests in the context, each in a thread, with TLS if there is a certificate; yields the address."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         if certificate is not None:

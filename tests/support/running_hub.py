@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import resource
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
+
+TOKEN = {"Authorization": "Bearer any"}  # as RunningHub.api() sends it
 
 # A Hub imports for more than a second. Each Hub is a fork of a process that has only imported.
 _FORKS = multiprocessing.get_context("forkserver")
@@ -41,6 +44,13 @@ class RunningHub:
         """Kill the process with SIGKILL."""
         self.process.kill()
         self.process.join()
+
+
+def memory(hub: RunningHub) -> int:
+    """Return the most memory that the Hub has had, in MB."""
+    peak = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{hub.process.pid}/status").read_text())
+    assert peak
+    return int(peak[1]) // 1000
 
 
 _number = count()

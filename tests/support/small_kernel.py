@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi
 from kernels_data import Digest, DigestAlgorithm
 
 from tests.support.running_hub import RunningHub
@@ -31,6 +32,13 @@ def write_kernel(directory: Path, *, repo_id: str = KERNEL, version: int = 1, fa
     }
     (variant / "metadata.json").write_text(json.dumps(metadata, indent=2))
     return directory
+
+
+def commit(api: HfApi, repo_id: str, path: str, content: bytes = b"x", **options: object) -> CommitInfo:
+    """Commit one file with the public client."""
+    return api.create_commit(  # type: ignore[no-any-return]
+        repo_id, [CommitOperationAdd(path, content)], commit_message=path, repo_type="kernel", **options
+    )
 
 
 def publish_kernel(

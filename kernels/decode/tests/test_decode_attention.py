@@ -236,13 +236,3 @@ def test_by_torch():
             for f in (kernel.attention, eager_attention)
         ]
         torch.testing.assert_close(*results)
-
-
-@pytest.mark.usefixtures("two_threads")
-def test_repeatable():
-    tensors = inputs(2, 4, 4, 700, 128, torch.bfloat16)
-    out = kernel.attention(*tensors)
-    for _ in range(3):
-        assert torch.equal(kernel.attention(*tensors), out)
-    torch.set_num_threads(1)
-    assert torch.equal(kernel.attention(*tensors), out)

@@ -166,15 +166,3 @@ def test_transforms():
         stacked = weight.expand(4, 24, 40) * torch.arange(4, device=DEVICE)[:, None, None]
         results = [torch.func.vmap(f, in_dims=(None, 0))(x, stacked) for f in (function, eager)]
         torch.testing.assert_close(*results, rtol=1e-5, atol=1e-4)  # other orders of float32 sums
-
-
-@pytest.mark.usefixtures("two_threads")
-def test_repeatable():
-    """Bits do not depend on the run, on the threads, or on other results of the same call."""
-    x, weight = random(5, 1024, dtype=torch.bfloat16), random(700, 1024, dtype=torch.bfloat16)
-    out = kernel.linear(x, weight)
-    for _ in range(3):
-        assert torch.equal(kernel.linear(x, weight), out)
-    torch.set_num_threads(1)
-    assert torch.equal(kernel.linear(x, weight), out)
-    assert torch.equal(kernel.linears(x, [weight[:100], weight])[1], out)

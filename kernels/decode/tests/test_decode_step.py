@@ -66,6 +66,20 @@ def test_compile(grad_mode):
             torch.testing.assert_close(caches, (key, value))
 
 
+@pytest.mark.usefixtures("two_threads")
+def test_repeatable():
+    """Bits do not depend on the run, on the threads, or on other results of the same call."""
+    x, weight = random(5, 1024, dtype=torch.bfloat16), random(700, 1024, dtype=torch.bfloat16)
+    tensors = [random(2, *sizes, 128, dtype=torch.bfloat16) for sizes in ((16, 1), (4, 700), (4, 700))]
+    for call in (lambda: kernel.linear(x, weight), lambda: kernel.attention(*tensors)):
+        outs = []
+        for threads in (2, 2, 2, 2, 1):
+            torch.set_num_threads(threads)
+            outs.append(call())
+        assert all(torch.equal(out, outs[0]) for out in outs)
+    assert torch.equal(kernel.linears(x, [weight[:100], weight])[1], kernel.linear(x, weight))
+
+
 @gpu
 def test_stream():
     x, weight = random(1, 8192, dtype=torch.bfloat16), random(4096, 8192, dtype=torch.bfloat16)

@@ -1,17 +1,12 @@
 """The settings of the kernels' tests: each kernel links to this file."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-pytest.register_assert_rewrite(
-    "reference_adaln",
-    "reference_decode",
-    "reference_geglu",
-    "reference_norm_rotary",
-    "reference_rmsnorm",
-    "reference_rope3d",
-    "testing",
-)
+KERNELS = Path(__file__).resolve().parents[2]
+pytest.register_assert_rewrite("testing", *(path.stem for path in KERNELS.glob("*/tests/reference_*.py")))
 
 # Most tensors are so small that more threads cost more time than they save, 20 times as much on a busy machine.
 torch.set_num_threads(1)

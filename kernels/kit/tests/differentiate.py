@@ -15,7 +15,7 @@ def assert_derivatives(function, exact, tensors, traced=False):
     dtype = tensors[0].dtype
     doubles = [tensor.double() for tensor in tensors]
     directions = [torch.randn_like(double) for double in doubles]
-    weights = [torch.randn_like(result) for result in _results(exact(*doubles))]
+    weights = [torch.randn_like(result) for result in tuple_of(exact(*doubles))]
     expected = derivatives(exact, doubles, directions, weights, traced)
     for name, actual in derivatives(function, tensors, directions, weights, traced).items():
         for index, (value, reference) in enumerate(zip(actual, expected[name])):
@@ -38,7 +38,7 @@ def derivatives(function, tensors, directions, weights, traced):
     directions = tuple(direction.to(tensor.dtype) for direction, tensor in zip(directions, tensors))
 
     def results(*tensors):
-        return _results(function(*tensors))
+        return tuple_of(function(*tensors))
 
     def loss(*tensors):
         # Squares, so that linear functions have second derivatives, too.
@@ -78,7 +78,7 @@ def derivatives(function, tensors, directions, weights, traced):
     return ways
 
 
-def _results(result):
+def tuple_of(result):
     return tuple(part for part in (result if isinstance(result, tuple) else (result,)) if part is not None)
 
 

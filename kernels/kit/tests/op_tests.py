@@ -7,7 +7,7 @@ import importlib
 
 import pytest
 import torch
-from differentiate import assert_derivatives
+from differentiate import assert_derivatives, tuple_of
 from testing import (
     DTYPES,
     assert_compiles,
@@ -31,8 +31,7 @@ def leaves_of(op, batch, dtype):
 
 
 def results_of(op, tensors):
-    results = op.function(*tensors)
-    return [result for result in (results if isinstance(results, tuple) else (results,)) if result is not None]
+    return tuple_of(op.function(*tensors))
 
 
 def gradients_of(results, tensors, **options):
@@ -177,8 +176,8 @@ def test_not_finite(name):
             changed = tensor.flatten().clone()
             changed[5 :: len(changed) // 3][:3] = torch.tensor([float("nan"), float("inf"), float("-inf")])
             unaligned = torch.cat((changed[:1], changed))[1:]
-            expected = op.exact(*(t.double() for t in (*tensors[:i], changed.view_as(tensor), *tensors[i + 1 :])))
-            expected = expected if isinstance(expected, tuple) else (expected,)
+            given = (*tensors[:i], changed.view_as(tensor), *tensors[i + 1 :])
+            expected = tuple_of(op.exact(*(t.double() for t in given)))
             for given in (changed, unaligned):
                 results = results_of(op, [*tensors[:i], given.view_as(tensor), *tensors[i + 1 :]])
                 for pair in zip(results, (exact.to(r.dtype) for exact, r in zip(expected, results))):
@@ -197,8 +196,7 @@ def test_empty(name, size):
     op = OPS[name]
     tensors = [t[tuple(slice(0 if n == size else None) for n in t.shape)] for t in op.inputs(2, torch.float16)]
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
-    results, expected = results_of(op, leaves), op.exact(*tensors)
-    expected = expected if isinstance(expected, tuple) else (expected,)
+    results, expected = results_of(op, leaves), tuple_of(op.exact(*tensors))
     assert [result.shape for result in results] == [exact.shape for exact in expected]
     for gradient, leaf in zip(gradients_of(results, leaves), leaves):
         assert torch.equal(gradient, torch.zeros_like(leaf))

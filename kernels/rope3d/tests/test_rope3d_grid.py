@@ -11,6 +11,7 @@ from reference_rope3d import (
     TOKENS,
     assert_agrees,
     assert_as_good,
+    joined,
     kernel,
     layouts_of,
     ltx_angles,
@@ -57,6 +58,9 @@ def test_in_turn(dim, dtype):
         if dim <= 130:  # the bound for each element is for few of them
             assert_as_good(gradient.unsqueeze(2), grad.unsqueeze(2), -angles)
         assert torch.equal(out[..., : dim % 6], x[..., : dim % 6])
+    tables = (joined((t, t), False).to(DEVICE, torch.float32) for t in (angles.cos(), angles.sin()))
+    for out, x in zip(kernel.apply_rotary(q.detach(), k.detach(), *tables, layout="bsc"), (q, k)):
+        assert_as_good(out.unsqueeze(2), x.detach().unsqueeze(2), angles)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

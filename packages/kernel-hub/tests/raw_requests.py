@@ -1,33 +1,23 @@
-"""Calls of a Hub: single commits, commands, incomplete and manual requests; and the memory of the server."""
+"""Calls of a Hub: single commits, commands, incomplete and manual requests."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import re
 import socket
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import requests
-from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi
 
 from tests.support.builder_process import run_builder
-from tests.support.running_hub import RunningHub
-from tests.support.small_kernel import KERNEL
+from tests.support.programs import wait_for as until
+from tests.support.running_hub import TOKEN, RunningHub, memory
+from tests.support.small_kernel import KERNEL, commit
 
-TOKEN = {"Authorization": "Bearer any"}
-
-
-def commit(api: HfApi, repo_id: str, path: str, content: bytes = b"x", **options: object) -> CommitInfo:
-    """Commit one file with the public client."""
-    return api.create_commit(  # type: ignore[no-any-return]
-        repo_id, [CommitOperationAdd(path, content)], commit_message=path, repo_type="kernel", **options
-    )
+__all__ = ["TOKEN", "commit", "memory", "until"]
 
 
 def hub_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -70,20 +60,3 @@ def begin(url: str, method: str, length: int, body: bytes, token: str = "any") -
     head += f"Content-Length: {length}\r\n\r\n"
     connection.sendall(head.encode() + body)
     return connection
-
-
-def until(condition: Callable[[], bool], seconds: float = 10) -> bool:
-    """Wait until a condition holds; return whether it did in time."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def memory(hub: RunningHub) -> int:
-    """Return the most memory that the Hub has had, in MB."""
-    peak = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{hub.process.pid}/status").read_text())
-    assert peak
-    return int(peak[1]) // 1000

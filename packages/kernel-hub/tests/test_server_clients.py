@@ -18,6 +18,7 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationCopy,
 from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
 
 from tests.support.alternating_proxy import alternating_proxy
+from tests.support.loopback import write_certificate
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, write_kernel
 from tests.support.torch_process import run_with_torch
@@ -252,18 +253,7 @@ def test_tags_branches_and_repositories(api: HfApi) -> None:
     assert not api.repo_exists("other/twice", repo_type="kernel") and not api.repo_exists(KERNEL, repo_type="kernel")
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> Path:
-    """A certificate for 127.0.0.1, with its key, of a private authority."""
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "certificate.pem"]
-    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
-    both = tmp_path / "both.pem"
-    both.write_text((tmp_path / "certificate.pem").read_text() + (tmp_path / "key.pem").read_text())
-    return both
-
-
-def test_large_files_without_xet(start_hub: Callable[..., RunningHub], certificate: Path, tmp_path: Path) -> None:
+def test_large_files_without_xet(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
     """The installed client has hf_xet, which would wait for minutes for a Hub with a private authority."""
     assert importlib.util.find_spec("hf_xet")
     hub = start_hub(FORWARDED_ALLOW_IPS="127.0.0.1")
@@ -283,7 +273,8 @@ name = "build/{VARIANT}/large.so"
 assert pathlib.Path(path, name).read_bytes() == pathlib.Path({str(folder)!r}, name).read_bytes()
 print(time.monotonic() - began)
 """
-    environment = {"HF_HUB_DISABLE_XET": "0", "SSL_CERT_FILE": str(tmp_path / "certificate.pem")}
+    certificate = write_certificate(tmp_path)
+    environment = {"HF_HUB_DISABLE_XET": "0", "SSL_CERT_FILE": str(certificate)}
     with alternating_proxy([hub.url], certificate) as url:
         seconds = float(python(hub, code, tmp_path / "home", HF_ENDPOINT=url, **environment))
     assert seconds < 60

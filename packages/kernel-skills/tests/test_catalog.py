@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from kernel_builder.cli import main
 from kernel_format.errors import ConfigError
 from kernel_skills.catalog import MOST_TOKENS, files_in, find_skill, read_skill, tokens_at_most
+from tests.support.cli import invoke
 
 # Texts with the tokens that the vocabulary of Tekken (mistral-common 1.13, `tekken_240911.json`) has for them.
 COUNTED = {
@@ -97,7 +97,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def add(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["skills", "add", *arguments])
+    return invoke("skills", "add", *arguments)
 
 
 @pytest.mark.parametrize("tool", PLACES)

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -150,16 +149,6 @@ def working_in(directory: Path) -> dict[int, str]:
         if command and (str(directory) in command or Path(process.info["cwd"] or "/").is_relative_to(directory)):
             commands[process.info["pid"]] = command
     return commands
-
-
-def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
-    """Return whether a condition becomes true within a time."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return condition()
 
 
 def compiling(cache: Path) -> Callable[[], bool]:

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,15 +14,14 @@ import pytest
 from kernel_builder.measure.results import COPY, OURS, YARDSTICK, BenchmarkReport, Point
 from tests.integration.build_command.conftest import BUILDER, FOR_CPU, MEASURED, RIGHT, Copy, Run, benchmark, replace
 from tests.support.places import CPU
+from tests.support.programs import run
 
 
 def test_a_kernel_is_measured(scale: Callable[..., Path], tmp_path: Path) -> None:
     project, file = scale(), tmp_path / "scale.json"
     command = [str(BUILDER), "benchmark", str(project), *MEASURED, "--against", "eager,mul,absent,another"]
     command += ["--json", str(file)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
+    printed = run(*command, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     report = BenchmarkReport.read(file)
     assert report.variant == CPU and report.kernel == "stable-scale"
     assert report.command == shlex.join(["kernel-builder", *command[1:]])
@@ -41,8 +39,8 @@ def test_a_kernel_is_measured(scale: Callable[..., Path], tmp_path: Path) -> Non
     assert report.absent.keys() == {"absent"}
     (host,) = report.hosts
     assert host.point.shape == (1, 8) and host.times.keys() == {OURS, YARDSTICK, "eager", "mul", "another"}
-    assert "64x512" in done.stdout and "128x512" in done.stdout and "WRONG" not in done.stdout
-    assert "absent: ModuleNotFoundError" in done.stdout
+    assert "64x512" in printed and "128x512" in printed and "WRONG" not in printed
+    assert "absent: ModuleNotFoundError" in printed
 
 
 def test_the_naive_kernel_is_the_first_peer_of_forward_passes(

@@ -31,6 +31,7 @@ from tests.integration.build_command.conftest import (
 )
 from tests.support.files import write_files, write_program
 from tests.support.places import CPU, CUDA, SOURCES
+from tests.support.programs import run
 
 LOAD_AS_OLD_CLIENTS_DO = SOURCES["load_as_old_clients_do"]
 LOAD_TWO = SOURCES["load_two"]
@@ -187,10 +188,7 @@ def test_a_package_that_could_not_be_loaded_is_loaded_later(
     (built,) = done.answer["packages"]
     assert (done.code, built["status"], built["skipped-checks"]["load"]) == (0, "built", ABSENT)
     assert "load" not in built["passed-checks"]
-    again = subprocess.run(
-        [BUILDER, *arguments], env=environment(cache, **without), capture_output=True, text=True, check=True
-    )
-    _, row, why, last = again.stdout.splitlines()
+    _, row, why, last = run(BUILDER, *arguments, env=environment(cache, **without)).splitlines()
     assert "unchanged" in row and row.endswith("5 passed, load skipped")
     assert why == f"not loaded here: torch-cpu: {ABSENT}"
     assert last.startswith("1 variant from 0 binaries; 0 files compiled")

@@ -39,15 +39,10 @@ def output_of(command: Sequence[str | Path], source: Path, output: Path) -> str:
     if source.parent.name == "naive":  # its file includes its binding
         flags = [f"-I{source.parent}", "-DCUDA_KERNEL", "-DUSE_CUDA", "-DTORCH_EXTENSION_NAME=naive", "-isystem"]
         flags += [Path(torch.__file__).parent / "include", "-isystem", ROOT / "kernel_builder/templates"]
-    done = subprocess.run(
-        [*command, "-std=c++17", "-O3", "-DNDEBUG", *flags, "-c", source, "-o", output],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    command = [*command, "-std=c++17", "-O3", "-DNDEBUG", *flags, "-c", source, "-o", output]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
 
 
 def compiles(command: Sequence[str | Path], source: Path, output: Path) -> None:

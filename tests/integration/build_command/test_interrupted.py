@@ -23,10 +23,10 @@ from tests.integration.build_command.conftest import (
     environment,
     replace,
     untouched,
-    wait_for,
     working_in,
 )
 from tests.support.places import CPU
+from tests.support.programs import wait_for
 
 pytestmark = pytest.mark.attack
 

@@ -13,15 +13,15 @@ import shutil
 import subprocess
 import tarfile
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from kernel_builder import elf
 from tests.integration.build_command.conftest import Copy, NewCache, Run, replace, run_python
 from tests.support.files import write_program
+from tests.support.loopback import served
 from tests.support.places import SOURCES
 
 CPU, CUDA = "tvm-ffi01-cpu-x86_64-linux", "tvm-ffi01-cu130-x86_64-linux"
@@ -131,16 +131,12 @@ def test_crates_come_from_cargos_cache(
     lock = (project / "Cargo.lock").read_text()
     (project / "Cargo.lock").write_text(re.sub('checksum = ".*"', f'checksum = "{checksum}"', lock))
     home = tmp_path / "cargo"
-    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path / "site")
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}"
+    with served(partial(SimpleHTTPRequestHandler, directory=tmp_path / "site")) as address:
         (tmp_path / "site" / "config.json").write_text(json.dumps({"dl": f"{address}/{{crate}}.crate"}))
         replaced = f'[source.crates-io]\nreplace-with = "local"\n\n[source.local]\nregistry = "sparse+{address}/"\n'
         (project / ".cargo" / "config.toml").write_text(replaced)
         fetched = ["cargo", "fetch", "--locked", "--manifest-path", project / "Cargo.toml"]
         # rustup finds its toolchains in the user's home.
         subprocess.run(fetched, cwd=project, env={**os.environ, "CARGO_HOME": str(home)}, check=True)
-        server.shutdown()
     monkeypatch.setenv("CARGO_HOME", str(home))
     kernel_builder.build(project, "--no-load")

@@ -15,6 +15,7 @@ import torch
 from kernel_builder.hub import project_sources
 from tests.integration.build_command.conftest import FOR_CPU, Copy, Done, Run, replace, untouched
 from tests.support.places import CPU, SOURCES
+from tests.support.programs import run
 from tests.support.torch_process import run_with_torch
 
 WITHOUT_CLIENT = """
@@ -66,11 +67,8 @@ def test_pip_installs_a_wheel(kernel_builder: Run, built: Path, tmp_path: Path) 
     again = wheels(kernel_builder, built, "--version", "1.2", "--out", tmp_path / "again")
     assert Path(again.answer["wheels"][0]["path"]).read_bytes() == wheel.read_bytes()
 
-    tools = [["twine", "check", "--strict"], ["auditwheel", "show", "--json"]]
-    for tool in tools:
-        checked = subprocess.run([sys.executable, "-m", *tool, wheel], capture_output=True, text=True, check=False)
-        assert checked.returncode == 0, checked.stdout + checked.stderr
-    shown = json.loads(checked.stdout)
+    run(sys.executable, "-m", "twine", "check", "--strict", wheel)
+    shown = json.loads(run(sys.executable, "-m", "auditwheel", "show", "--json", wheel))
     policies = [name.removesuffix("_x86_64") for name in (shown["sym_tag"], "manylinux_2_28_x86_64")]
     assert tuple(map(int, policies[0].split("_")[1:])) <= tuple(map(int, policies[1].split("_")[1:]))
     assert set(shown["external_libs"]) == {"libtorch_cpu.so"}  # Torch has loaded it
@@ -80,8 +78,7 @@ def test_pip_installs_a_wheel(kernel_builder: Run, built: Path, tmp_path: Path) 
     python, (site,) = environment / "bin" / "python", environment.glob("lib/python*/site-packages")
     (site / "torch.pth").write_text(f"{Path(torch.__file__).parent.parent}\n")
     assert pip(python, wheel).returncode == 0
-    imported = subprocess.run([python, "-c", WITHOUT_CLIENT], capture_output=True, text=True, check=True)
-    assert imported.stdout == "[0.0, 2.0, 4.0]\n"
+    assert run(python, "-c", WITHOUT_CLIENT) == "[0.0, 2.0, 4.0]\n"
     for order in (("wheel", "client"), ("client", "wheel")):
         beside = run_with_torch(BESIDE_THE_CLIENT, site, built, *order)
         assert beside.returncode == 0, beside.stderr

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
 from tests.support.places import ROOT
+from tests.support.programs import run
 
 PAGE = ROOT / "docs" / "first-kernel.md"
 _BLOCK = re.compile(r"(?:<!-- write: (\S+) -->\n)?```(\w+)\n(.*?)```", re.DOTALL)
@@ -39,17 +39,15 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
         .replace("-m venv ", "-m venv --without-pip ")
         .replace("pytest -q tests", "pytest -q -m kernels_ci tests", 1)
     )
-    command = ["bash", "-c", page]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "cpu builds: ready" in done.stdout
-    assert done.stdout.count(" passed") >= 6
-    assert done.stdout.count("Not written yet") == 5, "all that `grep` lists, and none is left afterwards"
+    printed = run("bash", "-c", page, cwd=tmp_path, env=environment)
+    assert "cpu builds: ready" in printed
+    assert printed.count(" passed") >= 6
+    assert printed.count("Not written yet") == 5, "all that `grep` lists, and none is left afterwards"
     written = [
         (tmp_path / "leaky" / name) for name in ("CARD.md", "torch-ext/leaky/op.py", "torch-ext/leaky/layers.py")
     ]
     assert not any(re.search("Not written yet|torch.where", path.read_text()) for path in written)
     sources = [path for path in (tmp_path / "leaky").rglob("*") if path.suffix in (".py", ".cpp", ".h", ".md")]
     assert not [path for path in sources if "build" not in path.parts and "max(x" in path.read_text()]
-    assert "tensor([-0.0100,  2.0000])" in done.stdout
-    assert "leaky_relu, backward, bfloat16" in done.stdout
+    assert "tensor([-0.0100,  2.0000])" in printed
+    assert "leaky_relu, backward, bfloat16" in printed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import torch
 from kernel_builder.config.project_files import read_project
 from tests.support.cli import invoke
 from tests.support.places import CPU, PROJECTS, ROOT, SOURCES
+from tests.support.programs import run
 from tests.support.torch_process import run_with_torch
 
 PAGE = ROOT / "docs" / "port.md"
@@ -36,12 +36,6 @@ def test_the_tables_are_those_of_torch() -> None:
     command = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
     done = run_with_torch(command, ROOT / "docs" / "stable_counterparts.py", "--check")
     assert done.returncode == 0, done.stderr
-
-
-def run(*command: str | Path, cwd: Path) -> str:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_the_ported_project_computes_the_sum(tmp_path: Path) -> None:

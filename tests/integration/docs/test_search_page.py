@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.places import ROOT
+from tests.support.programs import run
 
 BUILDER = shlex.quote(str(Path(sys.executable).with_name("kernel-builder")))
 
@@ -27,17 +27,7 @@ def test_the_commands_with_which_an_agent_writes_a_kernel(tmp_path: Path) -> Non
     # Other tests run at the same time: threads would wait for each other, and the kernel would not be the faster one.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for command in commands:
-        done = subprocess.run(
-            f"{BUILDER} {command}",
-            shell=True,
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        printed.append(done.stdout + done.stderr)
+        printed.append(run("sh", "-c", f"{BUILDER} {command} 2>&1", cwd=tmp_path, env=environment))
     assert "attempt 1, try 1 (examples/search/scripted_agent.py): wrong: " in printed[0]
     assert "attempt 1, try 2 (examples/search/scripted_agent.py): right, " in printed[0]
     assert "Best: attempt 1, try 2" in printed[0]

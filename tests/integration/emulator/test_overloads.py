@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
 from kernel_emulator import DIRECTORY
 from tests.integration.build_command.test_device_code import clang
+from tests.support.programs import run
 
 SOURCE = Path(__file__).with_name("overloads.cu")
 
@@ -29,5 +29,4 @@ def test_types_of_math_functions(compiler: str, tmp_path: Path) -> None:
         command = [*clang(tools), "--offload-arch=sm_90", "--cuda-device-only", *only_check]
     else:
         command = ["g++", "-x", "c++", f"-I{DIRECTORY}", "-include", "emulator.h", *only_check]
-    done = subprocess.run([*command, "-std=c++17", SOURCE], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run(*command, "-std=c++17", SOURCE)

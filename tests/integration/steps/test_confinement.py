@@ -26,12 +26,13 @@ from kernel_format.errors import ToolchainError
 from kernel_format.tree_digest import hash_tree
 from kernel_sandbox.confine import BUBBLEWRAP, LANDLOCK, landlock_version
 from kernel_sandbox.sandbox import readable
-from tests.integration.build_command.conftest import wait_for, working_in
+from tests.integration.build_command.conftest import working_in
 from tests.integration.steps.test_ninja import planned
 from tests.support.cli import invoke
 from tests.support.files import write_program
 from tests.support.inside_attacks import MEMORY, OWN_FILE, SECRETS
 from tests.support.outside import Outside
+from tests.support.programs import wait_for
 from tests.support.sample_package import assemble
 
 pytestmark = [pytest.mark.attack, pytest.mark.sandbox]

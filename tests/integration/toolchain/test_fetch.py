@@ -16,7 +16,7 @@ from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.toolchain import Toolchains, lock
 from kernel_builder.toolchain.index import Index, configured_url
 from kernel_format.errors import FetchError, StoreError
-from tests.integration.build_command.conftest import wait_for
+from tests.support.programs import wait_for
 
 from .index_server import CUTLASS, Fault, IndexServer
 

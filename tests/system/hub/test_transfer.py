@@ -17,7 +17,7 @@ from tests.support.alternating_proxy import alternating_proxy
 from tests.support.builder_process import run_builder
 from tests.support.loopback import QuietHandler, served
 from tests.support.running_hub import RunningHub
-from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, write_kernel
+from tests.support.small_kernel import KERNEL, VARIANT, commit, publish_kernel, write_kernel
 
 
 def copy(inside: RunningHub, outside: RunningHub, source: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -89,8 +89,8 @@ def test_an_import_from_a_hub_transfers_changes_only(pair: tuple[RunningHub, Run
     assert result["updated"] == ["main", "v2"] and downloads(outside) == sent + 2 + 5
     assert inside.api().list_repo_files(KERNEL, repo_type="kernel") == ["README.md", "x.py"]
     # A package is verified as a whole, and nothing of a wrong one is published. Other kernels are copied.
-    changed = CommitOperationAdd(f"build/{VARIANT}/__init__.py", b"def twice(x):\n    return x * 3\n")
-    outside.api().create_commit(KERNEL, [changed], commit_message="m", repo_type="kernel", revision="v1")
+    changed = b"def twice(x):\n    return x * 3\n"
+    commit(outside.api(), KERNEL, f"build/{VARIANT}/__init__.py", changed, revision="v1")
     publish_kernel(outside, write_kernel(tmp_path / "three"), repo_id="kernels-community/zwei")
     head = inside.api().repo_info(KERNEL, repo_type="kernel", revision="v1").sha
     wrong = copy(inside, outside, "kernels-community")

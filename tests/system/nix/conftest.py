@@ -19,6 +19,7 @@ from kernel_format.files import locked, write_atomically
 from tests.support.git import commit_all, git
 from tests.support.optimization import without_optimization
 from tests.support.places import ROOT
+from tests.support.programs import run
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 CONFIG = """
@@ -80,9 +81,7 @@ class Nix:
     def eval(self, expression: str) -> object:
         """Return the value of an expression, which may read this repository's files."""
         command = ["nix-instantiate", "--eval", "--strict", "--json", "--expr", expression]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=self.environment)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return json.loads(run(*command, env=self.environment))
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from kernel_format.metadata import PackageMetadata
 from tests.integration.build_command.conftest import Copy, Run, assert_refused, replace, run_python, untouched
 from tests.support import emulated_python
 from tests.support.places import CPU, CUDA, ROOT
+from tests.support.programs import run
 
 ARM = "aarch64-linux"
 BY_CLANG = CUDA.replace("cu130", "cu126")
@@ -46,11 +46,10 @@ def _device_code(package: Path) -> bytes:
 @needs_compiler
 def test_both_platforms_in_one_build(copy_project: Copy, kernel_builder: Run) -> None:
     project, cache = copy_project("stable-scale"), default_cache()
-    done = kernel_builder(cache, "build", project, "--platform", "all")
-    assert done.code == 0, done
-    packages = {package["variant"]: package for package in done.answer["packages"]}
+    answer = kernel_builder.build(project, "--platform", "all", cache=cache)
+    packages = {package["variant"]: package for package in answer["packages"]}
     assert packages.keys() == {CPU, CUDA, BY_CLANG, ARM_CPU, ARM_CUDA, ARM_BY_CLANG}
-    assert done.answer["unavailable"] == []
+    assert answer["unavailable"] == []
     assert "load" in packages[CPU]["passed-checks"]
     for name in (ARM_CPU, ARM_CUDA, ARM_BY_CLANG):
         assert "load" not in packages[name]["passed-checks"]
@@ -113,6 +112,4 @@ def test_the_tests_of_a_kernel_pass_by_emulation(tmp_path: Path, kernel_builder:
     kernel_builder.build(project, "--platform", ARM, "--backend", "cpu")
     tests = [project / "tests" / f"test_rmsnorm_{name}.py" for name in ("errors", "forward")]
     options = ["-q", "-p", "no:cacheprovider", "-m", "kernels_ci", "-k", "not dtype1"]
-    command = [emulated, "-m", "pytest", *options, *tests]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout
+    run(emulated, "-m", "pytest", *options, *tests)

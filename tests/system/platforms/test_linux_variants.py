@@ -53,12 +53,10 @@ def test_every_kernel_builds_with_every_compiler(name: str, tmp_path: Path, kern
     chosen = [argument for variant in sorted(built) for argument in ("--variant", variant)]
     # The dependencies of blocks are loaded from the packages of this checkout.
     local = os.pathsep.join(f"kernels-community/{other}={ROOT / 'kernels' / other / 'build'}" for other in KERNELS)
-    options = ("--capability", "9.0")
-    done = kernel_builder(default_cache(), "build", project, *chosen, *options, LOCAL_KERNELS=local)
-    assert done.code == 0, done.stderr
-    assert done.answer["unavailable"] == []
-    assert {package["variant"] for package in done.answer["packages"]} == built
-    for package in done.answer["packages"]:
+    answer = kernel_builder.build(project, *chosen, "--capability", "9.0", cache=default_cache(), LOCAL_KERNELS=local)
+    assert answer["unavailable"] == []
+    assert {package["variant"] for package in answer["packages"]} == built
+    for package in answer["packages"]:
         assert ("load" in package["passed-checks"]) == (package["variant"] == "torch-cpu"), package
         if package["variant"] in ROCM:
             assert package["checks"]["findings"] == []

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 from collections.abc import Iterator
 from pathlib import Path
 
 import huggingface_hub
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from urllib3 import Retry
 
 from kernel_builder import network
 from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_builder.toolchain.index import Index
 from kernel_format.errors import ConfigError, FetchError, HubError
-from tests.support.loopback import QuietHandler, served
+from tests.support.loopback import QuietHandler, served, write_certificate
 
 VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "HTTP_PROXY", "http_proxy")
 
@@ -76,27 +70,11 @@ def test_an_index_is_not_used_where_pip_may_not(monkeypatch: pytest.MonkeyPatch)
         Index("http://127.0.0.1:9/").packages("torch")
 
 
-def certificate(directory: Path) -> Path:
-    """Write a certificate for loopback that signs itself, with its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a company")])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-    builder = builder.not_valid_before(now).not_valid_after(now + datetime.timedelta(days=1))
-    signed = builder.add_extension(address, critical=False).sign(key, hashes.SHA256())
-    pem = serialization.Encoding.PEM
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    file = directory / "company.pem"
-    file.write_bytes(signed.public_bytes(pem) + private)
-    return file
-
-
 @pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", None])
 def test_all_clients_trust_the_certificates_of_one_variable(
     variable: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = certificate(tmp_path)
+    file = write_certificate(tmp_path)
     if variable:
         monkeypatch.setenv(variable, str(file))
     network.trust_certificates()

@@ -6,7 +6,6 @@ import fnmatch
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,18 +15,12 @@ import pytest
 import yaml
 
 from tests.support.places import ROOT
+from tests.support.programs import run
 
 BIN = Path(sys.executable).parent
 WORKFLOWS = ROOT / ".github" / "workflows"
 _NAMED = re.compile(r"(?<![\w.'-])(?:inputs|matrix|needs|steps|github|secrets|runner)\.[\w.-]+")
 _FUNCTIONS = {"!cancelled()": "True", "always()": "True", "success()": "True", "&&": " and ", "||": " or "}
-
-
-def run(*command: str | Path, **options: Any) -> str:
-    """Run a command that has to succeed, and return its stdout."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def evaluate(expression: str, known: Mapping[str, str | None]) -> Any:

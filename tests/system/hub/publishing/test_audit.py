@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pygit2
 import pytest
 import torch
-from huggingface_hub import CommitOperationAdd
 from packaging.version import Version
 
 from kernel_builder.hub.audit import audit
@@ -21,7 +21,9 @@ from kernel_format.metadata import PackageMetadata
 from tests.support.builder_process import run_builder
 from tests.support.loopback import QuietHandler, served
 from tests.support.places import CPU, CUDA
+from tests.support.programs import run
 from tests.support.running_hub import RunningHub
+from tests.support.small_kernel import commit
 
 from .conftest import edit, put, update_digest
 
@@ -64,22 +66,21 @@ def test_a_kernel_is_described_from_a_small_part_of_its_bytes(hub: RunningHub, s
 def test_findings_and_changes_of_the_api_decide_the_exit_code(hub: RunningHub, scale: Path) -> None:
     put(hub, scale, SCALE)
 
-    def run(*options: str) -> tuple[int, dict[str, object]]:
+    def audited(*options: str) -> tuple[int, dict[str, object]]:
         done = run_builder(hub.environment, "audit", f"{SCALE}@v1", "--json", *options)
         return done.returncode, json.loads(done.stdout)
 
-    assert run("--load")[0] == 0
+    assert audited("--load")[0] == 0
     first = hub.api().list_repo_commits(SCALE, repo_type="kernel", revision="v1")[0].commit_id
     signature = 'factor: float) -> torch.Tensor:\n    "'
     edit(scale / "build" / CPU, "__init__.py", signature, signature.replace(")", ", by: int)"))
     changed = (scale / "build" / CPU / "__init__.py").read_bytes()
-    operations = [CommitOperationAdd(f"build/{CPU}/__init__.py", changed)]
-    hub.api().create_commit(SCALE, operations, repo_type="kernel", revision="v1", commit_message="Change one file")
-    code, answer = run("--since", first)
+    commit(hub.api(), SCALE, f"build/{CPU}/__init__.py", changed, revision="v1")
+    code, answer = audited("--since", first)
     assert code == 1
     assert [finding["check"] for finding in answer["variants"][0]["findings"]] == ["digest"]
     assert answer["api_changes"] == ["scaled(input, factor) becomes scaled(input, factor, by)"]
-    assert run("--allow", "digest")[0] == 0
+    assert audited("--allow", "digest")[0] == 0
 
 
 @pytest.mark.attack
@@ -89,9 +90,7 @@ def test_the_nearest_variant_and_a_redirect_are_named(hub: RunningHub) -> None:
     hub.api().create_branch(SCALE, repo_type="kernel", branch="v1")
     other = Version(torch.__version__).minor - 1
 
-    def commit(path: str, content: bytes) -> None:
-        operations = [CommitOperationAdd(path, content)]
-        hub.api().create_commit(SCALE, operations, repo_type="kernel", revision="v1", commit_message="Change")
+    on_v1 = partial(commit, hub.api(), SCALE, revision="v1")
 
     def printed(code: int, command: str = "audit") -> str:
         done = run_builder(hub.environment, command, SCALE)
@@ -99,16 +98,14 @@ def test_the_nearest_variant_and_a_redirect_are_named(hub: RunningHub) -> None:
         return done.stdout + done.stderr
 
     old = f"torch2{other}-cxx11-cpu-x86_64-linux"
-    commit(f"build/{CPU.replace('x86_64', 'aarch64')}/metadata.json", b'{"kernels-minver": "99.1.0"}')
-    commit(f"build/{old}/metadata.json", b"{}")
+    on_v1(f"build/{CPU.replace('x86_64', 'aarch64')}/metadata.json", b'{"kernels-minver": "99.1.0"}')
+    on_v1(f"build/{old}/metadata.json", b"{}")
     assert f"loads here: no; nearest: {old}, which needs Torch 2.{other}" in printed(1)
-    commit("kernel-status.toml", b'kind = "redirect"\ndestination = "org/other"\nrevision = "v3"\n')
+    on_v1("kernel-status.toml", b'kind = "redirect"\ndestination = "org/other"\nrevision = "v3"\n')
     assert "use org/other@v3" in printed(9) and "use org/other@v3" in printed(9, "verify")
     resolved = "from huggingface_hub import HfApi; from kernels.status import resolve_status as of; "
     resolved += f"print(*of(HfApi(), {SCALE!r}, 'v1'))"
-    command = [sys.executable, "-c", resolved]
-    done = subprocess.run(command, env=hub.environment, capture_output=True, text=True, check=False)
-    assert done.stdout == "org/other v3\n", done.stderr
+    assert run(sys.executable, "-c", resolved, env=hub.environment) == "org/other v3\n"
     git = pygit2.Repository(str(hub.root / f"repositories/{SCALE}.git"))
     git.references.create("refs/heads/v1_0", git.references["refs/heads/main"].target)
     assert "read the branch v1_0 as a version" in printed(10, "verify")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import CommitOperationAdd
 
 from kernel_builder.hub import package_api
 from kernel_builder.pipeline import BuildRequest, build
@@ -22,7 +21,9 @@ from kernel_format.errors import CheckError, ConfigError, HubError, KernelBuilde
 from kernel_hub import tokens
 from tests.support.builder_process import run_builder
 from tests.support.places import CPU as VARIANT
+from tests.support.programs import run
 from tests.support.running_hub import RunningHub
+from tests.support.small_kernel import commit
 from tests.support.torch_process import run_with_torch
 
 from .conftest import BUILDER, DOUBLING, build_for, commits, edit, put, tree
@@ -118,17 +119,13 @@ def test_variants_are_kept_or_pruned(hub: RunningHub, doubling: Path, tmp_path: 
 
 def test_packages_of_other_tools_are_compared(hub: RunningHub, quick: Path) -> None:
     put(hub, quick)
-    older = {"build/torch-rocm/python_only/__init__.py": (quick / "build" / CUDA / "__init__.py").read_bytes()}
-
-    def bring(content: bytes) -> None:
-        operations = [CommitOperationAdd(path, content) for path in older]
-        hub.api().create_commit(DOUBLING, operations, repo_type="kernel", revision="v1", commit_message="By others")
-
-    bring(next(iter(older.values())))
+    path, older = "build/torch-rocm/python_only/__init__.py", (quick / "build" / CUDA / "__init__.py").read_bytes()
+    commit(hub.api(), DOUBLING, path, older, revision="v1")
     edit(quick / "build" / CUDA, "__init__.py", "Doubling in", "Doubled by")
     result = put(hub, quick)
     assert result.kept == ("torch-rocm",) and result.builds.revision
-    bring(next(iter(older.values())).replace(b"def doubled(x: torch.Tensor)", b"def doubled(x: torch.Tensor, y=1)"))
+    older = older.replace(b"def doubled(x: torch.Tensor)", b"def doubled(x: torch.Tensor, y=1)")
+    commit(hub.api(), DOUBLING, path, older, revision="v1")
     with pytest.raises(HubError, match=r"torch-rocm:\n    doubled\(x, y=1\) becomes doubled\(x\)"):
         put(hub, quick)
 
@@ -139,9 +136,7 @@ def test_the_client_loads_a_kernel_without_torch(hub: RunningHub, copy_project: 
     run_builder(hub.environment, "upload", project, "--repo-id", REPO, "--no-load", check=True)
     program = f"import numpy; from kernels import get_kernel; k = get_kernel('{REPO}', version=1, backend='cpu')"
     program += "; x = numpy.ones(2, numpy.float32); print(k.scaled(x, 3.0, numpy.empty_like(x)).tolist())"
-    command = [sys.executable, "-c", program]
-    loaded = subprocess.run(command, env=hub.environment, capture_output=True, text=True, check=False)
-    assert loaded.stdout.strip() == "[3.0, 3.0]", loaded.stderr
+    assert run(sys.executable, "-c", program, env=hub.environment) == "[3.0, 3.0]\n"
     card = Path(hub.api().hf_hub_download(REPO, "README.md", repo_type="kernel", local_dir=project)).read_text()
     assert "| variant | TVM FFI | size |" in card, card
 
@@ -197,9 +192,7 @@ def test_a_signature_is_kept_while_its_metadata_is_unchanged(hub: RunningHub, qu
     build_for(quick, DOUBLING)
     put(hub, quick)
     path = f"build/{CUDA}/metadata.json.sigstore"
-    hub.api().create_commit(
-        DOUBLING, [CommitOperationAdd(path, b"{}")], repo_type="kernel", revision="v1", commit_message="Sign"
-    )
+    commit(hub.api(), DOUBLING, path, b"{}", revision="v1")
     put(hub, quick)
     assert path in tree(hub, DOUBLING, "v1")
     edit(quick / "build" / CUDA, "__init__.py", "Doubling", "Twice")

@@ -14,11 +14,12 @@ import yaml
 from kernel_builder.config.variant import this_platform
 from kernel_builder.hub.verification import verify
 from tests.support.places import CPU, PROJECTS, ROOT
+from tests.support.programs import run
 from tests.support.running_hub import RunningHub
 
 from . import sigstore_instance
 from .conftest import tree
-from .rehearsal import BIN, Rehearsal, run
+from .rehearsal import BIN, Rehearsal
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 ACTIONS = sorted((ROOT / ".github/actions").glob("*/action.yml"))

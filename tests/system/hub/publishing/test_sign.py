@@ -7,7 +7,6 @@ import hashlib
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -47,9 +46,7 @@ from kernels.cli import main
 sys.argv[1:] = ["verify-signature", "{REPO}", "1", "--all-variants"]
 main()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=hub.environment, capture_output=True, text=True, check=False
-    )
+    done = run_with_torch(code, **hub.environment)
     return done.returncode, done.stdout + done.stderr
 
 

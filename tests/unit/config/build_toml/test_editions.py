@@ -128,15 +128,13 @@ def test_both_accept_edition_4(home: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [*EDITION_3, *(general(edition=str(edition)) for edition in (3, 4))])
-def test_edition_3_is_read_as_it_is_converted(home: Path, text: str) -> None:
+def test_edition_3_is_read(home: Path, text: str) -> None:
     """The public builder of release 0.18 reads it, the parser in the client of 0.17.2 does not."""
     write(home, text)
     assert theirs(home) is None
     read = ours(home)
     assert isinstance(read, project.Project)
     assert bool(read.warnings) == ("edition" not in text)
-    write(home, converted(home))
-    assert ours(home) == replace(read, warnings=())
 
 
 def test_edition_2_is_refused_with_the_tool_that_reads_it(home: Path) -> None:
