@@ -70,7 +70,12 @@ class Source:
     @cached_property
     def executed(self) -> Mapping[int, When]:
         """When each line of a statement is executed."""
-        return dict(_executed(self.tree.body, "always")) if self.tree else {}
+        changes = dict(_executed(self.tree.body, "always")) if self.tree else {}
+        lines: dict[int, When] = {}
+        when: When = "always"
+        for line in range(1, max(changes, default=1)):
+            lines[line] = when = changes.get(line, when)
+        return lines
 
     @cached_property
     def imports(self) -> tuple[Import, ...]:
@@ -177,11 +182,10 @@ def _files(source: str, statement: Import, own: str) -> Iterator[str]:
 
 
 def _executed(statements: Sequence[ast.stmt], when: When) -> Iterator[tuple[int, When]]:
-    """Yield when the lines of statements are executed; the last pair of a line counts."""
+    """Yield the lines from which on code is executed in another way; the last pair of a line counts."""
     rarely: When = "guarded" if when == "guarded" else "sometimes"
     for statement in statements:
-        for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1):
-            yield line, when
+        yield statement.lineno, when
         match statement:
             case ast.FunctionDef(body=body) | ast.AsyncFunctionDef(body=body):
                 yield from _executed(body, rarely)
@@ -198,6 +202,7 @@ def _executed(statements: Sequence[ast.stmt], when: When) -> Iterator[tuple[int,
             case _:
                 for holder in (statement, *getattr(statement, "cases", ())):
                     yield from _executed([*getattr(holder, "body", ()), *getattr(holder, "orelse", ())], when)
+        yield (statement.end_lineno or statement.lineno) + 1, when
 
 
 def _guards(handler: ast.ExceptHandler) -> bool:

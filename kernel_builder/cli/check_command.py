@@ -1,8 +1,7 @@
-"""`kernel-builder check-builds` and `hash`."""
+"""`kernel-builder check-builds`."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,15 +12,12 @@ from kernel_builder import checks
 from kernel_builder.cli.shared_options import allow_option, json_option
 from kernel_builder.config.project_files import own_directory, read_project
 from kernel_format.errors import CheckError
-from kernel_format.tree_digest import hash_tree
-
-_DIRECTORY = click.argument(
-    "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".", metavar="[DIR]"
-)
 
 
 @click.command()
-@_DIRECTORY
+@click.argument(
+    "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".", metavar="[DIR]"
+)
 @allow_option
 @json_option
 def check_builds(directory: Path, allow: tuple[str, ...], as_json: bool) -> None:
@@ -36,25 +32,6 @@ def check_builds(directory: Path, allow: tuple[str, ...], as_json: bool) -> None
     packages = packages_of(directory)
     project = read_project(directory) if (directory / "build.toml").is_file() else None
     _print_reports(checks.run_all(packages, allow=allow, project=project), as_json)
-
-
-@click.command()
-@_DIRECTORY
-@json_option
-def hash_builds(directory: Path, as_json: bool) -> None:
-    """Print a SHA-256 of every package under DIR/build.
-
-    Packages of equal SHA-256 are identical byte for byte. With --json, also print the SHA-256 of every file.
-
-    \b
-    kernel-builder hash kernels/rmsnorm
-    """
-    digests = {package.name: hash_tree(package) for package in packages_of(directory)}
-    if as_json:
-        click.echo(json.dumps({name: dataclasses.asdict(digest) for name, digest in digests.items()}))
-        return
-    for name, digest in digests.items():
-        click.echo(f"{digest.value}  {name}")
 
 
 def packages_of(directory: Path) -> list[Path]:

@@ -20,6 +20,7 @@ from kernel_builder.checks.symbols import library_of
 from kernel_builder.demangle import demangle
 from kernel_builder.hub import card
 from kernel_builder.hub.content import RemoteFile
+from kernel_builder.hub.limits import within_limits
 from kernel_builder.hub.packages import HubPackage
 from kernel_builder.hub.partial_download import SMALL, download
 from kernel_builder.hub.remote_repository import RemoteRepository, package_files
@@ -105,7 +106,7 @@ def audit(
 
     Raises:
         HubError: If there is no such kernel, or the Hub cannot be reached.
-        CheckError: If there are no packages.
+        CheckError: If there are no packages, or reading them takes too much time or memory.
     """
     trusted = read_signers(signers)
     environment = fit.this_environment()
@@ -114,17 +115,23 @@ def audit(
         packages = [HubPackage(directory) for directory in opened.packages]
         repo_id = opened.repository.repo_id if opened.repository else None
         names = [name for name in checks.CHECKS if opened.files is None or name not in _WHOLE_FILES]
-        reports = checks.run_all(opened.packages, only=names, load=load, sandbox="require" if load else "off")
-        variants = tuple(
-            _audited(package, report, opened, signature_here(package, trusted, repo_id, opened.versions), environment)
-            for package, report in zip(packages, reports, strict=True)
-        )
-        changes = None
+        earlier: list[HubPackage] = []
         if since is not None:
-            at_since = f"{repo_id}@{since}" if repo_id else since
-            earlier = _open(at_since, stack, whole=False, endpoint=endpoint)
-            changes = _api_changes(list(map(HubPackage, earlier.packages)), packages)
-            opened.downloaded += earlier.downloaded
+            older = _open(f"{repo_id}@{since}" if repo_id else since, stack, whole=False, endpoint=endpoint)
+            earlier = list(map(HubPackage, older.packages))
+            opened.downloaded += older.downloaded
+
+        def describe(*, load: bool = False) -> tuple[tuple[AuditedVariant, ...], tuple[str, ...] | None]:
+            reports = checks.run_all(opened.packages, only=names, load=load, sandbox="require" if load else "off")
+            variants = tuple(
+                _audited(each, report, opened, signature_here(each, trusted, repo_id, opened.versions), environment)
+                for each, report in zip(packages, reports, strict=True)
+            )
+            return variants, _api_changes(earlier, packages) if earlier else None
+
+        variants, changes = within_limits(describe, opened.name, len(packages) + len(earlier))
+        if load:  # with the limits of `checks.load`
+            variants, changes = describe(load=True)
         changed = {audited.variant for audited in variants if audited.changes}
         chosen = fit.choose((parse(audited.variant) for audited in variants), environment)
         loads = chosen.name if chosen and chosen.name not in changed else None

@@ -13,6 +13,7 @@ from kernel_builder.checks.findings import summary_lines
 from kernel_builder.config import known_backends
 from kernel_builder.config.project import Backend, Project
 from kernel_builder.hub import package_api
+from kernel_builder.hub.limits import within_limits
 from kernel_builder.progress import Progress
 from kernel_builder.steps import recorded_sources
 from kernel_format.errors import CheckError, PackageError
@@ -68,7 +69,7 @@ class HubPackage:
     @cached_property
     def api(self) -> package_api.Api:
         """The API, read from the files."""
-        return package_api.read(self.directory)
+        return within_limits(lambda: package_api.read(self.directory), str(self.directory))
 
     def differences(self, newer: HubPackage) -> tuple[str, ...]:
         """Describe how the API of another package differs.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from huggingface_hub import HfApi
+from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from raw_requests import commit, hub_command, until
 
@@ -77,7 +77,8 @@ def answers(url: str) -> bool:
         return False
 
 
-def test_nginx_hands_on_large_bodies_and_encoded_slashes(
+@pytest.mark.attack
+def test_nginx_hands_on_large_bodies_encoded_slashes_and_long_reasons(
     start_hub: Callable[..., RunningHub], behind_nginx: Callable[..., str], tmp_path: Path
 ) -> None:
     url = behind_nginx(start_hub("--trust", "a", FORWARDED_ALLOW_IPS="127.0.0.1"))
@@ -88,6 +89,13 @@ def test_nginx_hands_on_large_bodies_and_encoded_slashes(
     assert made.pr_url.startswith(url)
     path = api.hf_hub_download("a/one", "x.bin", repo_type="kernel", revision="refs/pr/1", cache_dir=tmp_path / "cache")
     assert Path(path).read_bytes() == content
+    names = ["/".join([f"{number}" + "p" * 240] * 4) for number in range(5)]
+    changes = [[CommitOperationAdd(name, content) for name in names] for content in (b"theirs", b"ours")]
+    made = api.create_commit("a/one", changes[0], commit_message="m", repo_type="kernel", create_pr=True)
+    api.create_commit("a/one", changes[1], commit_message="m", repo_type="kernel")
+    merge = f"{url}/api/kernels/a/one/discussions/{made.pr_num}/merge?commit={made.oid}"
+    refused = requests.post(merge, headers={"Authorization": "Bearer any"})
+    assert refused.status_code == 409 and all(name in refused.json()["error"] for name in names)
     clone = ["git", "clone", "-q", f"{url}/kernels/a/one", str(tmp_path / "clone")]
     subprocess.run(clone, check=True, capture_output=True, env={**os.environ, "GIT_LFS_SKIP_SMUDGE": "1"})
 

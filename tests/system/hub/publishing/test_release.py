@@ -8,6 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
 import tomli
 import yaml
 
@@ -42,6 +43,27 @@ def test_workflows_are_safe() -> None:
         workflow = yaml.safe_load(file.read_text())
         assert workflow["permissions"] == {}
         assert all(job["permissions"] is not None for job in workflow["jobs"].values())
+
+
+@pytest.mark.attack
+def test_no_cache_has_files_that_tests_could_change() -> None:
+    for file in [*WORKFLOWS, *ACTIONS]:
+        assert "actions/cache@" not in file.read_text()  # it saves at the end of the job
+    job = yaml.safe_load((ROOT / ".github/workflows/build-kernels.yml").read_text())["jobs"]["build"]
+    steps = [step.get("name") or step["uses"] for step in job["steps"]]
+    assert steps[2:5] == ["Build", "Save the compiled objects", "Save the toolchains"] and steps[-1] == "Test"
+    # No key of a project begins with the prefix of another, also of one with the same name.
+    (keys,) = [step for step in yaml.safe_load(ACTIONS[0].read_text())["runs"]["steps"] if step.get("id") == "keys"]
+    assert "matrix.project" in job["steps"][1]["with"]["cache"]
+    assert re.findall(r"objects-\$RUNNER_ARCH-(.*?)\"", keys["run"]) == ["$CACHE//", "$CACHE//$GITHUB_RUN_ID"]
+
+
+@pytest.mark.attack
+def test_the_documented_job_signs_only_files_that_it_has_rebuilt() -> None:
+    (commands,) = re.findall(r"- run: \|\n(.*?)env:", (ROOT / "docs" / "publishing.md").read_text(), re.DOTALL)
+    verify, download, _, sign, _ = map(str.strip, commands.strip().splitlines())
+    assert verify == "kernel-builder verify ORG/NAME@$REVISION --source my-kernel" and " sign " in sign
+    assert "--revision $REVISION" in download
 
 
 # The roots of trust are all that differs from signing on a runner.

@@ -1,0 +1,52 @@
+"""Limits of time and memory for reading packages, which any user of a Hub may publish."""
+
+from __future__ import annotations
+
+import resource
+import signal
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import TypeVar
+
+from kernel_format.errors import CheckError
+
+Result = TypeVar("Result")
+_SECONDS = 60  # for a package
+
+
+def within_limits(read: Callable[[], Result], where: str, packages: int = 1) -> Result:
+    """Return the result of `read`, which a child process computes within limits for a number of packages.
+
+    Raises:
+        CheckError: If it needs more CPU time or memory.
+    """
+    context = get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(read, sender, _SECONDS * packages))
+    process.start()
+    sender.close()
+    try:
+        result, error = receiver.recv()
+    except EOFError:  # killed
+        error = MemoryError()
+    process.join()
+    if isinstance(error, MemoryError):
+        raise CheckError(
+            f"reading it takes more than {_SECONDS * packages} s of CPU time or 4 GB of memory",
+            where=where,
+            hint="do not use the package; ask its publisher for simpler Python files and smaller binaries",
+        )
+    if error:
+        raise error
+    return result  # type: ignore[no-any-return]
+
+
+def _send(read: Callable[[], Result], sender: Connection, seconds: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for limit, most in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_DATA, 4 << 30)):
+        resource.setrlimit(limit, (most, most))
+    try:
+        sender.send((read(), None))
+    except Exception as error:
+        sender.send((None, error))
