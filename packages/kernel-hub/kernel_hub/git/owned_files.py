@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pygit2
-from pygit2.enums import SortMode
 
 from kernel_hub import names
 from kernel_hub.git.objects import LargeFile, tree_entry
@@ -37,20 +36,17 @@ class OwnedFiles:
 
     def referenced(self) -> Iterator[LargeFile]:
         """Find the large files that any commit of any ref points to. Each tree is read once."""
-        seen: set[pygit2.Oid] = set()
-        pending: list[pygit2.Tree] = []
+        walk = self._git.walk(None)
         for ref in self._refs:
-            for commit in self._git.walk(ref.commit, SortMode.NONE):
-                if commit.id not in seen:
-                    seen.add(commit.id)
-                    pending.append(commit.tree)
+            walk.push(ref.commit)
+        pending: list[pygit2.Object] = [commit.tree for commit in walk]
+        seen: set[pygit2.Oid] = set()
         while pending:
-            tree = pending.pop()
-            for item in tree if tree.id not in seen else ():
-                if isinstance(item, pygit2.Tree):
-                    pending.append(item)
-                elif item.id not in seen:
-                    seen.add(item.id)
-                    if (large := tree_entry("", item, self._git.odb).large) is not None:
-                        yield large
-            seen.add(tree.id)
+            item = pending.pop()
+            if item.id in seen:
+                continue
+            seen.add(item.id)
+            if isinstance(item, pygit2.Tree):
+                pending += (inner for inner in item if inner.id not in seen)
+            elif (large := tree_entry("", item, self._git.odb).large) is not None:
+                yield large

@@ -37,27 +37,14 @@ class Folder:
             self._unread = None
         return self
 
-    def child(self, name: str) -> Folder | None:
-        """Return a folder in this one, or None if there is none."""
-        folder = self.folders.get(name)
-        return None if folder is None else folder.read()
-
-    def below(self, parts: Sequence[str]) -> Folder | None:
-        """Return a folder at any depth, or None if there is none."""
-        folder: Folder | None = self
-        for name in parts:
-            folder = folder.child(name) if folder is not None else None
-        return folder
-
     def ensure(self, parts: Sequence[str]) -> Folder:
         """Return a folder at any depth, and create it if it does not exist."""
         folder = self
         for name in parts:
-            child = folder.child(name)
-            if child is None:
-                child = folder.folders[name] = Folder(self._git)
+            if name not in folder.folders:
+                folder.folders[name] = Folder(self._git)
                 folder.added.add(name)
-            folder = child
+            folder = folder.folders[name].read()
         return folder
 
     @property
@@ -121,26 +108,21 @@ def changed_tree(git: pygit2.Repository, base: str, changes: Sequence[FileChange
     for change in changes:
         path = names.path(change.path.rstrip("/"))
         *parents, name = path.split("/")
+        folder = root.ensure(parents)
         if change.blob is not None:
             blob = pygit2.Oid(hex=change.blob)
             try:  # an index refuses paths such as git~1, which some file systems take for .git
                 pygit2.Index().add(pygit2.IndexEntry(path, blob, FileMode.BLOB))
             except pygit2.GitError:
                 raise bad_request(f"path {path!r} is not allowed: git reserves it") from None
-            parent = root.ensure(parents)
-            parent.files[name] = (blob, FileMode.BLOB)
-            parent.added.add(name)
-            continue
-        folder = root.below(parents)
-        if folder is not None and change.is_folder:
-            gone = folder.folders.get(name)
-            if gone is not None and gone.has_files:
-                del folder.folders[name]
-                continue
-        elif folder is not None and name in folder.files:
+            folder.files[name] = (blob, FileMode.BLOB)
+            folder.added.add(name)
+        elif change.is_folder and name in folder.folders and folder.folders[name].has_files:
+            del folder.folders[name]
+        elif not change.is_folder and name in folder.files:
             del folder.files[name]
-            continue
-        kind = "folder" if change.is_folder else "file"
-        raise no_entry(f"{path} (A file with this name doesn't exist: there is no such {kind})", base)
+        else:
+            kind = "folder" if change.is_folder else "file"
+            raise no_entry(f"{path} (A file with this name doesn't exist: there is no such {kind})", base)
     root.check()
     return root
