@@ -82,10 +82,10 @@ def tied(result: Tensor, plain: Tensor, inputs: Tensors) -> Tensor:
 
     The order of equal elements is open in `topk`, `sort`, `argmax` and their users. The compared values may be
     a function of the input, rounded to float32: a few units in the last place of that are no difference either. An
-    index that a row has twice is none of a tie. All inputs must have equal elements there, not a mask alone.
+    index that a row has twice is none of a tie. All inputs of the least length are equal there, not a mask alone.
     """
     none = torch.zeros_like(plain, dtype=torch.bool)
-    ties: dict[int, Tensor] = {}  # by input
+    ties: dict[tuple[int, int], Tensor] = {}  # by the largest index and the input
     for number, dim in [(number, dim) for number, source in enumerate(inputs) for dim in range(source.dim())]:
         source, chosen, known = inputs[number], result.long(), plain.long()
         if chosen.dim() == source.dim() - 1:
@@ -99,8 +99,8 @@ def tied(result: Tensor, plain: Tensor, inputs: Tensors) -> Tensor:
         again.narrow(dim, 1, max(0, again.shape[dim] - 1)).copy_(ordered.diff(dim=dim) == 0)
         repeated = torch.zeros_like(again).scatter(dim, order, again)
         near = ~differs(a, b, _TIED, _TIED) & (chosen >= 0) & (chosen <= last) & ~repeated
-        ties[number] = ties.get(number, none) | near.reshape(none.shape)
-    return torch.stack([*ties.values()]).all(0) if ties else none
+        ties[last, number] = ties.get((last, number), none) | near.reshape(none.shape)
+    return torch.stack([near for (last, _), near in ties.items() if last == min(ties)[0]]).all(0) if ties else none
 
 
 _TIED = 4 * torch.finfo(torch.float32).eps  # units in the last place of float32
