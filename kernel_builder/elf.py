@@ -7,6 +7,7 @@ import struct
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from auditwheel.elfutils import elf_find_versioned_symbols
@@ -127,9 +128,11 @@ def constants(path: Path) -> list[bytes]:
 
 
 def _contents(path: Path, sections: Sequence[ElfSection]) -> list[bytes]:
-    """Return the contents of sections, which have together at most the file's size."""
+    """Return the contents of sections, none of which is compressed or overlaps another: all are parts of the file."""
     kept = [section for section in sections if section["sh_type"] != "SHT_NOBITS"]
-    if any(section.compressed for section in kept) or sum(section["sh_size"] for section in kept) > path.stat().st_size:
+    places = sorted((section["sh_offset"], section["sh_offset"] + section["sh_size"]) for section in kept)
+    overlap = any(end > start for (_, end), (start, _) in pairwise(places))
+    if overlap or any(section.compressed for section in kept):
         raise Unreadable(f"{path.name} has sections that are compressed or overlap")
     return [bytes(section.data()) for section in kept]
 

@@ -41,3 +41,5 @@ def test_sections_stand_for_no_more_than_the_file_has(tmp_path: Path) -> None:
     for content, headers in ((bomb, [(PROGBITS, COMPRESSED, len(bomb))]), (bytes(4096), [(PROGBITS, 0, 4096)] * 9)):
         with pytest.raises(elf.Unreadable, match=r"x.so has sections that are compressed or overlap"):
             elf.constants(write(path, content, *headers))
+    with pytest.raises(elf.Unreadable):
+        elf.constants(write(path, text, (PROGBITS, 0, 1 << 62)))
