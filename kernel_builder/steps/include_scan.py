@@ -79,7 +79,7 @@ class _File:
     angled: tuple[str, ...]
     quoted: tuple[str, ...]
     embedded: tuple[str, ...]  # "" for a name in a macro
-    asked: tuple[str, ...]
+    asked: frozenset[tuple[str, bool]]  # (a header's name, whether in angle brackets) in conditions and macros
     passes_on: frozenset[bytes]  # macros that pass their parameter on to __has_include
     named: frozenset[bytes]  # macros that are a header's name
     defined: frozenset[bytes]  # other macros
@@ -116,10 +116,10 @@ def _read(path: Path, _size: int, _mtime: int) -> _File:
             (angled if match[2] else quoted).append(name)
         else:
             computed = True
-    asked: list[bytes] = []
+    asked: set[tuple[str, bool]] = set()
     passes_on, named, defined, calls = set[bytes](), set[bytes](), set[bytes](), set[tuple[bytes, bytes]]()
     for keyword, line in _CONDITION.findall(bare):
-        asked += (b"".join(match.groups(b"")) for match in _ASKED.finditer(line))
+        asked.update(((a or b).decode("utf-8", "replace"), bool(a)) for a, b in _ASKED.findall(line))
         if keyword == b"define" and (macro := _PASSES_ON.fullmatch(line) or _NAMED.fullmatch(line)):
             (passes_on if macro.re is _PASSES_ON else named).add(macro[1])
             continue
@@ -132,7 +132,7 @@ def _read(path: Path, _size: int, _mtime: int) -> _File:
         angled=tuple(angled),
         quoted=tuple(quoted),
         embedded=tuple(embedded),
-        asked=tuple(name.decode("utf-8", "replace") for name in asked),
+        asked=frozenset(asked),
         passes_on=frozenset(passes_on),
         named=frozenset(named),
         defined=frozenset(defined),
@@ -189,7 +189,7 @@ def scan(
     """
     digests: dict[str, str] = {}
     torch = python = namespace = libraries = asks = False
-    asked: set[str] = set()
+    asked: set[tuple[str, bool]] = set()
     passes_on = {b"__has_include", b"__has_include_next", b"__has_embed"}
     named, defined, calls = set[bytes](), set[bytes](), set[tuple[bytes, bytes]]()
     queue = [source]
@@ -236,12 +236,13 @@ def scan(
         named |= facts.named
         defined |= facts.defined
         calls |= facts.calls
-        asked.update(name for name in facts.asked if facts.asks_next or not _of_project(root, places, name))
+        asked.update(pair for pair in facts.asked if facts.asks_next or not _of_project(root, places, pair[0]))
     if wrong := sorted(name.decode() for call, name in calls if call in passes_on and name not in named - defined):
         raise ConfigError(
             f"asks by __has_include for {wrong[0]}, which no macro of the project defines as a header's name",
             where=str(root / source),
             hint="write the header as <name.h> in the question, since other machines may lack it",
         )
-    found = tuple(sorted(asked)) if asks else ()
+    # Pasted tokens or a macro of `cxx-flags` may ask: nothing else has angle brackets there, but names to include.
+    found = tuple(sorted({name for name, is_angled in asked if asks or is_angled}))
     return Scan(tuple(sorted(digests.items())), torch, python, namespace, libraries, found)

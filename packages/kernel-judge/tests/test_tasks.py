@@ -59,16 +59,16 @@ def test_a_verdict_survives_json() -> None:
 def test_infinities_and_nan_of_the_reference_are_right_in_their_places_only() -> None:
     exact = torch.tensor([1.0, torch.inf, -torch.inf, torch.nan], dtype=torch.float64)
     eager = exact.float()
-    assert difference([eager], [eager], [exact], 0.01, []) is None
+    assert difference([eager], [eager], [exact], 0.01, None) is None
     for wrong in ([1.0, -torch.inf, -torch.inf, torch.nan], [1.0, torch.inf, -torch.inf, 0.0], [torch.nan] * 4):
-        assert difference([torch.tensor(wrong)], [eager], [exact], 0.01, [])
+        assert difference([torch.tensor(wrong)], [eager], [exact], 0.01, None)
 
 
 def test_an_element_at_which_eager_fails_is_left_to_the_rule_of_errors() -> None:
     exact = torch.tensor([1.0, 2.0], dtype=torch.float64)
     eager = torch.tensor([1.0, 2.5])
-    assert difference([torch.tensor([1.0, 2.4])], [eager], [exact], 0.01, []) is None
-    assert difference([torch.tensor([1.4, 2.0])], [eager], [exact], 0.01, [])
+    assert difference([torch.tensor([1.0, 2.4])], [eager], [exact], 0.01, None) is None
+    assert difference([torch.tensor([1.4, 2.0])], [eager], [exact], 0.01, None)
     rule = ErrorRule(0.01)
     rule.add([torch.tensor([1.0, 5.0])], [eager], [exact])
     assert "its error" in (rule.fault() or "")

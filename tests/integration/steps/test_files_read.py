@@ -120,6 +120,7 @@ def test_a_build_does_not_ask_for_headers_of_other_packages(copy_project: Callab
         "#define ASK(x) __has_include(x)\n#if defined(ASK) && ASK(NAME)",
         f"#define H_(x) <x.h>\n#define NAME H_({name})\n#if 0\n#define NAME <a.h>\n#elif __has_include(NAME)",
         f"#define ASK __has_include\n#if ASK(<{header}>)",
+        f"#define C2(a, b) a##b\n#define C1(a, b) C2(a, b)\n#if C1(__ha, s_include)(<{header}>)",
         f"#if 0\n' /*\n#endif\n#if __has_include(<{header}>) // */",
     ):
         source.write_text(f"{text}\n#endif\n{before}")

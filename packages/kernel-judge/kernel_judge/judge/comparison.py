@@ -14,6 +14,8 @@ from torch import Tensor
 from kernel_builder.api import ALLOWED_PEERS, Deviation, deviation, fault
 from kernel_judge.judge.reference import Arguments, Reference, Tensors
 
+Given = tuple[Reference, Arguments]  # the reference, and the inputs of results
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -29,34 +31,42 @@ def difference(
     eager: Tensors,
     exact: Tensors | None,
     tolerance: float,
-    inputs: Tensors,
+    given: Given,
     slack: Sequence[float] = (),
 ) -> Difference | None:
     """Return where results differ by more than the tolerance, or None.
 
     An element is right if |a - b| <= tolerance + tolerance |b|, where b is the float64 result, or eager's without one.
     Where eager itself is off by more, only the comparison of errors applies. An index of another element that is equal
-    in the inputs is right.
+    in the inputs is right, if eager's index depends on the rounding of the inputs.
 
     With `slack`, the absolute error of each result that is right beside the tolerance, eager's own error does not
     count. With it, and without float64, the tolerance is relative to the largest element where that is below 1: it
     would else be as large as small results.
     """
     slack = slack or ([] if exact else [0.0] * len(eager))
-    for number, (result, plain, expected) in enumerate(zip(results, eager, exact or eager, strict=True), 1):
-        wrong = _wrong(result, plain, expected, tolerance, inputs, slack[number - 1] if slack else None)
+    for number, (result, plain, expected) in enumerate(zip(results, eager, exact or eager, strict=True)):
+        wrong = _wrong(number, result, plain, expected, tolerance, given, slack[number] if slack else None)
         if bool(wrong.any()):
-            return described(number, len(eager), result.double(), expected.double(), wrong)
+            return described(number + 1, len(eager), result.double(), expected.double(), wrong)
     return None
 
 
 def _wrong(
-    result: Tensor, plain: Tensor, expected: Tensor, tolerance: float, inputs: Tensors, allowance: float | None = None
+    number: int,
+    result: Tensor,
+    plain: Tensor,
+    expected: Tensor,
+    tolerance: float,
+    given: Given,
+    allowance: float | None = None,
 ) -> Tensor:
-    """Return which elements are wrong by the rule of `difference`. `plain` is eager's result."""
+    """Return which elements of one result are wrong by the rule of `difference`. `plain` is eager's result."""
     if not plain.is_floating_point():
         wrong, moved = (result != plain) & (allowance != math.inf), plain != expected
-        wrong = wrong & ~tied(result, plain, inputs) if bool(wrong.any()) and plain.dtype != torch.bool else wrong
+        if bool(wrong.any()) and plain.dtype != torch.bool:
+            ties = wrong & tied(result, plain, given[1].tensors)
+            wrong = wrong & ~(ties & given[0].unsettled(given[1], number) if bool(ties.any()) else ties)
         a, b, c = result.double(), plain.double(), expected.double()
         # Numbers in fixed point, which float64 changes, are as near. A few indices may be of other equal elements.
         odd = wrong & moved & (a != c) & ((a - b).abs() > min(4 * largest(b - c), 1 + tolerance * largest(b)))
@@ -175,13 +185,13 @@ class ErrorRule:
         There are many more timed calls: twice the error is no failure, nor a wrong element of as many as were checked.
         """
         if not self.worst:
-            return difference(results, eager, None, self._tolerance, given.tensors) is None
+            return difference(results, eager, None, self._tolerance, (reference, given)) is None
         self._compared.update({number: plain.numel() for number, plain in enumerate(eager)})
         if all(map(self._near, results, eager, self.worst)):
             return True
         known = reference.exact(given) or eager
         for number, tensors in enumerate(zip(results, eager, known, strict=True)):
-            self._wrong[number] += int(_wrong(*tensors, self._tolerance, given.tensors).sum())
+            self._wrong[number] += int(_wrong(number, *tensors, self._tolerance, (reference, given)).sum())
         if any(self._wrong[number] > 1 + count / self._checked[number] for number, count in self._compared.items()):
             return False
         ours, eagers = ([finite_error(*pair) for pair in zip(side, known, strict=True)] for side in (results, eager))

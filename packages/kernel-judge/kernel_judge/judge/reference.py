@@ -8,6 +8,8 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -142,6 +144,20 @@ class Reference:
             self._exact, given, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor.clone()
         )
 
+    def unsettled(self, given: Arguments, number: int) -> torch.Tensor:
+        """Return which elements of one of eager's results are in a row that depends on the last places of the inputs.
+
+        These are changed at random, and each change is made with both signs: the first of equal elements is then
+        another one. Rows are those of any dimension.
+        """
+        plain = self.eager(given)[number]
+        found = torch.zeros_like(plain, dtype=torch.bool)
+        for seed, sign in product((given.seed, given.seed ^ 1), (1, -1)):
+            change = partial(_moved, sign, torch.Generator(self.device).manual_seed(seed))
+            found |= self._evaluate(self._model, given, change)[number] != plain
+        rows = [found.any(dim, keepdim=True) for dim in range(found.dim()) if found.dim() > 1]
+        return sum(rows, found) > 0
+
     def fault(self, given: Arguments, results: Tensors, eager: Tensors) -> str | None:
         """Return why results are wrong by the task's own rule, or None."""
         assert self._problem.fault
@@ -261,6 +277,16 @@ class Reference:
 
 def _bytes(results: Results) -> int:
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in results)
+
+
+def _moved(sign: int, random: torch.Generator, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose elements are off by some units in their last place, and in that of their mean."""
+    if not tensor.is_floating_point():
+        return tensor.clone()
+    wide = tensor.double()
+    least = wide[wide.isfinite()].abs().mean().nan_to_num(0.0)
+    noise = torch.randn(tensor.shape, dtype=torch.float64, device=tensor.device, generator=random)
+    return (wide + sign * 4 * torch.finfo(tensor.dtype).eps * (wide.abs() + least) * noise).to(tensor.dtype)
 
 
 def _close(eager: torch.Tensor, exact: torch.Tensor, least: float) -> bool:

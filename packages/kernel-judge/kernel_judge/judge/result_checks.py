@@ -132,7 +132,7 @@ class ResultChecks:
                 _OUTSIDE, f"right for the task's own inputs, wrong for {name}: {failure.kind}: {failure}", case
             ) from failure
         eager, expected, allowed = known
-        wrong = difference(results, eager, expected, self._tolerance, given.tensors, allowed)
+        wrong = difference(results, eager, expected, self._tolerance, (reference, given), allowed)
         if wrong and not reference.accepts(given, results, eager):
             raise RejectedError(
                 _OUTSIDE, f"right for the task's own inputs, wrong for {name}: {wrong.text}", case | wrong.facts
@@ -188,7 +188,7 @@ class ResultChecks:
     ) -> Difference | None:
         reference = self._references[number]
         if not reference.has_rule:
-            return difference(results, eager, exact, self._tolerance, given.tensors)
+            return difference(results, eager, exact, self._tolerance, (reference, given))
         text = reference.fault(given, results, eager)
         return Difference("wrong-result", text, {}) if text else None
 
