@@ -38,7 +38,7 @@ from kernel_hub.settings import Settings
 log = logging.getLogger("kernel_hub")
 
 _THREADS = 64  # a request that waits for a lock occupies one
-_ANONYMOUS = 16  # of them, for requests without a token
+_ANONYMOUS = 4  # of them, for requests without a token: Python computes one answer at a time, and all others wait
 _LOOPBACK_NAMES = ["127.0.0.1", "localhost", "[::1]"]
 _FULL_MESSAGES = ("No space left", "database or disk is full")  # of libgit2 and of SQLite
 # What a caller may read is not for others: neither for those behind the same cache, nor after a logout.
@@ -143,8 +143,8 @@ def _is_anonymous(scope: Scope) -> bool:
 class RequestObserver:
     """Middleware that gives each request an id, a line in the log and the audit log, and an entry in the metrics.
 
-    Requests without a token take at most a quarter of the threads, and none while they send their body. A response ends
-    if its token does.
+    Requests without a token take few of the threads, and none while they send their body. A response ends if its token
+    does.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, audit: logging.Logger | None) -> None:

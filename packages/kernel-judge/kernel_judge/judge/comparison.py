@@ -70,7 +70,7 @@ def _wrong(
         a, b, c = result.double(), plain.double(), expected.double()
         # Numbers in fixed point, which float64 changes, are as near. A few indices may be of other equal elements.
         odd = wrong & moved & (a != c) & ((a - b).abs() > min(4 * largest(b - c), 1 + tolerance * largest(b)))
-        return wrong & ~moved | odd & (odd.sum() > 1 + moved.sum() / 10)
+        return wrong & ~moved | odd & (odd.sum() > moved.sum() / 10)
     a, b = result.double(), expected.double()
     if allowance is not None:
         return differs(a, b, tolerance, tolerance * min(1.0, largest(b)) + allowance)
