@@ -123,10 +123,11 @@ def _read(path: Path, _size: int, _mtime: int) -> _File:
         if keyword == b"define" and (macro := _PASSES_ON.fullmatch(line) or _NAMED.fullmatch(line)):
             (passes_on if macro.re is _PASSES_ON else named).add(macro[1])
             continue
-        if keyword == b"define" and (macro := _MACRO.match(line)):
+        macro = _MACRO.match(line) if keyword == b"define" else None
+        if macro:
             defined.add(macro[1])
-            line = line[macro.end() :]  # noqa: PLW2901
-        calls.update((call, argument.strip()) for call, argument in _CALL.findall(line))
+        of_line = _CALL.findall(line, macro.end() if macro else 0)
+        calls.update((call, argument.strip()) for call, argument in of_line)
     return _File(
         digest=hashlib.sha256(content).hexdigest(),
         angled=tuple(angled),
