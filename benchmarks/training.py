@@ -20,7 +20,7 @@ from torch import multiprocessing
 
 _ROUNDS, _STEPS = 9, 5
 _ROWS, _TOKENS = 4, 2048
-VARIANTS = ("eager", "compile", "liger", "accelerated", "accelerated, no logits")
+VARIANTS = ("eager", "compile", "liger", "accelerated", "compile on accelerated", "accelerated, no logits")
 _LLAMA = {
     "vocab_size": 128256,
     "hidden_size": 2048,
@@ -88,14 +88,14 @@ def _run_variant(name: str, variant: str, layers: int | None, pipe: Any) -> None
     """Send the memory and the loss of a step, and then the milliseconds of a step each time that it is asked for."""
     model, inputs = _make(name, layers)
     call: Any = model
-    if variant == "compile":
-        call = torch.compile(model)
-    elif variant == "liger":
+    if variant == "liger":
         import liger_kernel.transformers
 
         getattr(liger_kernel.transformers, f"apply_liger_kernel_to_{model.config.model_type}")(model=model)
-    elif variant != "eager":
-        report = kernel("blocks").accelerate(model, logits=variant == "accelerated")
+    elif "accelerated" in variant:
+        report = kernel("blocks").accelerate(model, logits="no logits" not in variant)
+    if variant.startswith("compile"):
+        call = torch.compile(model)
 
     def step() -> torch.Tensor:
         loss = call(**inputs).loss
@@ -111,7 +111,7 @@ def _run_variant(name: str, variant: str, layers: int | None, pipe: Any) -> None
     loss = step().item()
     torch.cuda.empty_cache()
     pipe.send((torch.cuda.max_memory_allocated() / 2**30, loss))
-    if variant.startswith("accelerated"):
+    if "accelerated" in variant:
         print(report, flush=True)
     while True:
         try:
