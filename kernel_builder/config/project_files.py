@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path, PurePosixPath
+
+from pathspec import GitIgnoreSpec
 
 from kernel_builder.checkouts import git_output
 from kernel_builder.config import aot_toml, build_toml
@@ -21,6 +25,7 @@ from kernel_format.errors import ConfigError
 from kernel_format.untrusted_paths import MAX_DEPTH, UnsafePath, publishable_tree
 
 _BYTECODE = (".pyc", ".pyo")
+_OTHERS = ("--others", "--exclude-standard")
 _MOST_DIRECTORIES = 10_000
 
 
@@ -130,24 +135,67 @@ def in_work_tree(root: Path, path: Path) -> bool:
 
     git's own directory is not: its configuration may hold a token, as of a checkout on a build server.
     """
-    real = os.path.realpath(path)
-    top = root if _is_below(real, root) else work_tree(root)
-    return _is_below(real, top) and ".git" not in real[len(str(top)) :].split("/")
+    real = Path(os.path.realpath(path))
+    top = root if real.is_relative_to(root) else work_tree(root)
+    return real.is_relative_to(top) and ".git" not in real.relative_to(top).parts
 
 
-def _is_below(path: str, directory: Path) -> bool:
-    """Return whether a path without `..` and links is a directory or below it."""
-    return f"{path}/".startswith(f"{str(directory).rstrip('/')}/")
+def excluded(root: Path, paths: Iterable[Path]) -> set[Path]:
+    """Return the files of a project that are hidden or that git excludes, or without git a `.gitignore` of the project.
+
+    A symbolic link is excluded with its target, and with one out of the project that git does not track.
+    """
+    places: dict[Path, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
+    for path in paths:
+        for place in {Path(os.path.realpath(path.parent), path.name), Path(os.path.realpath(path))}:
+            places[place.parent][place.name].append(path)
+    # A work tree around the project may exclude all of it, as that of a home directory in git.
+    by_git, by_rules = _listed_by_git(root, [build_toml.FILE], *_OTHERS), ignored_by_rules(root)
+    found: set[Path] = set()
+    for directory, names in places.items():
+        is_inside = directory.is_relative_to(root)
+        if by_git or not is_inside:
+            listed = _listed_by_git(directory, names, *(_OTHERS if is_inside else ()))
+        else:
+            listed = {name for name in names if not by_rules(directory / name)}
+        for name, of in names.items():
+            parts = (directory / name).relative_to(root).parts if is_inside else ()
+            if name not in listed or any(part.startswith(".") for part in parts):
+                found.update(of)
+    return found
+
+
+def _listed_by_git(directory: Path, names: Iterable[str], *options: str) -> set[str]:
+    """Return the files in a directory, or below it, that git tracks; with `_OTHERS` those that it would add, too."""
+    try:
+        answer = git_output(directory, "--literal-pathspecs", "ls-files", "-z", "--cached", *options, "--", *names)
+    except FileNotFoundError:  # git is not installed
+        return set()
+    return {name for name in os.fsdecode(answer or b"").split("\0") if name}
+
+
+def ignored_by_rules(root: Path) -> Callable[[Path], bool]:
+    """Return a function that tells whether the `.gitignore` files of a directory exclude a file below it."""
+
+    @cache
+    def rules(directory: Path) -> GitIgnoreSpec:
+        file = directory / ".gitignore"
+        return GitIgnoreSpec.from_lines(file.read_text("utf-8", "replace").splitlines() if file.is_file() else [])
+
+    return lambda path: any(
+        rules(top).match_file(path.relative_to(top)) for top in path.parents if top.is_relative_to(root)
+    )
 
 
 def check_link(root: Path, path: Path, name: str, where: str) -> None:
     """Raise an error if `path` is a symbolic link to a file or directory that the project may not use."""
-    if not in_work_tree(root, path):
+    real = Path(os.path.realpath(path))
+    if not in_work_tree(root, path) or not (real.is_relative_to(root) or _listed_by_git(real.parent, [real.name])):
         raise ConfigError(
-            f"{name!r} is a symbolic link out of the project and of its git repository",
+            f"{name!r} is a symbolic link out of the project to what its git repository does not track",
             where=where,
-            hint="copy its target into the project, or `git add` the project: links may only point into the git "
-            "repository that tracks it",
+            hint="copy its target into the project, or `git add` both: other links may only point to files of the git "
+            "repository that tracks the project",
         )
 
 
@@ -196,14 +244,16 @@ def files_below(root: Path, top: Path, endings: tuple[str, ...], left_out: str =
 
 
 def _python_files(root: Path, package: Path, pyext: tuple[str, ...]) -> tuple[tuple[str, Path], ...]:
-    """Return the files of a Python package that end in one of `pyext`, without hidden files and bytecode."""
+    """Return the files of a Python package that end in one of `pyext`, without bytecode and excluded files."""
     check_link(root, package, package.name, str(package))
     endings = tuple(f".{ending}" for ending in pyext)
-    files = dict(sorted((path.relative_to(package).as_posix(), path) for path in files_below(root, package, endings)))
+    found = list(files_below(root, package, endings))
+    left_out = excluded(Path(os.path.realpath(root)), found)
+    files = dict(sorted((path.relative_to(package).as_posix(), path) for path in found if path not in left_out))
     check_names(package, files)
     if "__init__.py" not in files:
         raise ConfigError(
-            "is missing, or `pyext` leaves it out; expected the Python package of the kernel",
+            "is missing, or `pyext` or .gitignore leaves it out; expected the Python package of the kernel",
             where=str(package / "__init__.py"),
             hint='create it, with the name of the kernel, and keep "py" in `pyext`: users import it',
         )

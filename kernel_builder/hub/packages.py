@@ -14,6 +14,7 @@ from kernel_builder.config import known_backends
 from kernel_builder.config.project import Backend, Project
 from kernel_builder.hub import package_api
 from kernel_builder.hub.limits import within_limits
+from kernel_builder.hub.project_sources import refuse_private_key
 from kernel_builder.progress import Progress
 from kernel_builder.steps import recorded_sources
 from kernel_format.errors import CheckError, PackageError
@@ -117,6 +118,9 @@ def checked_packages(
     }
     _check_agreement(project, packages, again)
     _check_sources(project, packages, again)
+    for path in (path for package in packages.values() for path in package.files.values()):
+        if path.suffix != ".so":
+            refuse_private_key(path)
     return packages
 
 

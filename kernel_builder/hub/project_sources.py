@@ -7,13 +7,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from pathspec import GitIgnoreSpec
-
 from kernel_builder.checkouts import git_output
 from kernel_builder.config import build_toml
 from kernel_builder.config.ownership import in_text
 from kernel_builder.config.project import Project
-from kernel_builder.config.project_files import check_names, in_work_tree
+from kernel_builder.config.project_files import check_names, excluded, ignored_by_rules, in_work_tree
 from kernel_builder.hub.content import Content, RemoteFile
 from kernel_builder.hub.publication import LARGE_FILE
 from kernel_format.errors import ConfigError
@@ -40,8 +38,8 @@ def published_files(root: Path, *, largest: int = LARGEST_SOURCE) -> dict[str, C
             every system can store.
     """
     root = Path(os.path.realpath(root))
-    files = {
-        str(name): Content(root / name)
+    names = [
+        name
         for name in sorted(_listed(root, root, PurePosixPath()))
         if (root / name).is_file()
         and in_work_tree(root, root / name)
@@ -49,23 +47,31 @@ def published_files(root: Path, *, largest: int = LARGEST_SOURCE) -> dict[str, C
         and not any(part.startswith(".") or part == "__pycache__" for part in name.parts)
         and name.suffix not in (".pyc", ".whl")
         and name.name != "compile_commands.json"
-    }
+    ]
+    left_out = excluded(root, (root / name for name in names if os.path.realpath(root / name) != str(root / name)))
+    files = {str(name): Content(root / name) for name in names if root / name not in left_out}
     check_names(root, files)
     for name, content in files.items():
-        with (root / name).open("rb") as file:
-            start = file.read(LARGEST_SOURCE)
-        is_key = _PRIVATE_KEY.search(start) or _PRIVATE_KEY.search(start.replace(b"\0", b""))  # in UTF-16
-        if start.startswith(LFS_POINTER):
+        if refuse_private_key(root / name).startswith(LFS_POINTER):
             raise ConfigError(
                 "is a pointer of git-lfs, and not the file's content", where=str(root / name), hint="run `git lfs pull`"
             )
-        if is_key or content.size > largest:
+        if content.size > largest:
             raise ConfigError(
-                "is a private key" if is_key else f"has {content.size} bytes; sources have at most {largest}",
+                f"has {content.size} bytes; sources have at most {largest}",
                 where=str(root / name),
-                hint="list it in .gitignore" + ("" if is_key else f", or publish it with --allow {LARGE_FILE}"),
+                hint=f"list it in .gitignore, or publish it with --allow {LARGE_FILE}",
             )
     return files
+
+
+def refuse_private_key(path: Path) -> bytes:
+    """Return the start of a file that is to be published, and raise a ConfigError if it has a private key."""
+    with path.open("rb") as file:
+        start = file.read(LARGEST_SOURCE)
+    if _PRIVATE_KEY.search(start) or _PRIVATE_KEY.search(start.replace(b"\0", b"")):  # in UTF-16
+        raise ConfigError("is a private key", where=str(path), hint="list it in .gitignore, and build again")
+    return start
 
 
 def check_complete(project: Project, files: Mapping[str, Content]) -> None:
@@ -114,14 +120,12 @@ def _listed(root: Path, directory: Path, name: PurePosixPath, above: tuple[Path,
 
 def _known(directory: Path) -> Iterator[str]:
     """Yield the sources and texts in a directory that no `.gitignore` excludes."""
-    texts = [path for path in directory.rglob(".gitignore") if path.is_file()]
-    rules = {path.parent: GitIgnoreSpec.from_lines(path.read_text("utf-8", "replace").splitlines()) for path in texts}
+    is_ignored = ignored_by_rules(directory)
     environments = {path.parent for path in directory.rglob("pyvenv.cfg")}
     for path in directory.rglob("*"):
         name = path.relative_to(directory).as_posix()
         is_known = _KNOWN.fullmatch(name) or (path.is_symlink() and path.is_dir())
-        ignored = any(rules[top].match_file(path.relative_to(top)) for top in path.parents if top in rules)
-        if is_known and not ignored and environments.isdisjoint(path.parents):
+        if is_known and not is_ignored(path) and environments.isdisjoint(path.parents):
             yield name
 
 

@@ -16,9 +16,11 @@ from kernel_builder.hub.verification import _checkout
 from kernel_builder.steps.provenance import GitState, git_state, provenance
 from kernel_format.errors import ConfigError, VerificationError
 from kernel_format.files import LFS_POINTER
+from tests.support.cli import invoke
 from tests.support.files import write_files, write_program
 from tests.support.git import commit_all, git
 from tests.support.places import PROJECTS
+from tests.support.python_project import write_project
 
 pytestmark = pytest.mark.attack
 
@@ -214,6 +216,48 @@ def test_gitignore_limits_what_is_published_without_git(
         with pytest.raises(ConfigError, match=message):
             published_files(kernel)
         (kernel / name).unlink()
+
+
+@pytest.mark.parametrize("in_git", [True, False])
+def test_ignored_files_are_in_no_package(tmp_path: Path, in_git: bool) -> None:
+    """Nor are the targets of links, which a pull request may add."""
+    project = write_project(tmp_path / "twice")
+    write_files(project, {".gitignore": "secret*", "secret.py": "", ".env": "", "torch-ext/twice/secret.pem": ""})
+    for name, target in (("direct.py", "secret.py"), ("hidden.py", ".env")):
+        (project / "torch-ext/twice" / name).symlink_to(project / target)
+        (project / name).symlink_to(target)
+    write_files(tmp_path, {".env": ""})
+    (project / "beside.md").symlink_to("../.env")
+    if in_git:
+        commit_all(project)
+        git(tmp_path, "init", "--quiet")
+    with (project / "build.toml").open("a") as file:
+        file.write('pyext = ["py", "pem"]\n')
+    assert [name for name, _ in read_project(project).python_files] == ["__init__.py"]
+    assert set(published_files(project)) == {"build.toml", "torch-ext/twice/__init__.py"}
+
+
+def test_a_link_leads_only_to_what_its_repository_tracks(tmp_path: Path) -> None:
+    project = write_project(tmp_path / "twice")
+    (project / "notes.md").symlink_to("../notes.md")
+    (project / "torch-ext/twice/settings.py").symlink_to("../../../notes.md")
+    commit_all(tmp_path)
+    write_files(tmp_path, {"notes.md": ""})
+    assert "notes.md" not in published_files(project)
+    with pytest.raises(ConfigError, match="does not track"):
+        read_project(project)
+    commit_all(tmp_path, "Second")
+    assert "notes.md" in published_files(project)
+    assert "settings.py" in dict(read_project(project).python_files)
+
+
+def test_no_private_key_is_published_in_a_package(tmp_path: Path) -> None:
+    project = write_project(tmp_path / "twice")
+    write_files(project, {"torch-ext/twice/key.py": 'KEY = "-----BEGIN PRIVATE KEY-----"'})
+    assert invoke("build", project, "--no-load").exit_code == 0
+    done = invoke("wheel", project, "--no-load")
+    assert done.exit_code == 2
+    assert "key.py: is a private key" in done.output
 
 
 @pytest.fixture
