@@ -68,9 +68,12 @@ def published_files(root: Path, *, largest: int = LARGEST_SOURCE) -> dict[str, C
 def refuse_private_key(path: Path) -> bytes:
     """Return the start of a file that is to be published, and raise a ConfigError if it has a private key."""
     with path.open("rb") as file:
-        start = file.read(LARGEST_SOURCE)
-    if _PRIVATE_KEY.search(start) or _PRIVATE_KEY.search(start.replace(b"\0", b"")):  # in UTF-16
-        raise ConfigError("is a private key", where=str(path), hint="list it in .gitignore, and build again")
+        start = block = file.read(LARGEST_SOURCE)
+        while block:
+            if _PRIVATE_KEY.search(block) or _PRIVATE_KEY.search(block.replace(b"\0", b"")):  # in UTF-16
+                raise ConfigError("is a private key", where=str(path), hint="list it in .gitignore, and build again")
+            more = file.read(LARGEST_SOURCE)
+            block = more and b" " + block[-200:] + more
     return start
 
 

@@ -211,6 +211,9 @@ def test_gitignore_limits_what_is_published_without_git(
         (kernel / "notes.md").write_bytes(content)
         with pytest.raises(ConfigError, match=message):
             published_files(kernel)
+    (kernel / "notes.md").write_bytes(bytes((10 << 20) - 9) + b"-----BEGIN PRIVATE KEY-----")
+    with pytest.raises(ConfigError, match="is a private key"):
+        published_files(kernel, largest=20 << 20)
     for name, message in (("a\nb.md", "be shown"), ("NOTES.md", "where case does not"), ("e\u0301.md", "form NFC")):
         (kernel / name).touch()
         with pytest.raises(ConfigError, match=message):
