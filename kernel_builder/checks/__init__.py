@@ -20,6 +20,7 @@ from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Variant
 from kernel_builder.elf import SharedObject
 from kernel_builder.package.records import NO_LOAD
+from kernel_builder.progress import Progress
 from kernel_builder.steps.confinement import SandboxMode, chosen
 from kernel_format.errors import ConfigError
 from kernel_format.metadata import PackageMetadata
@@ -113,6 +114,7 @@ def run_all(
     project: Project | None = None,
     probe: ProbeProcess | None = None,
     sandbox: SandboxMode = "auto",
+    progress: Progress | None = None,
     others: Mapping[str, Sequence[Path]] = MappingProxyType({}),
 ) -> Iterator[CheckReport]:
     """Yield the report of each package, in order. This is faster than one `run` after the other.
@@ -125,6 +127,7 @@ def run_all(
         project: The project that they were built from, whose files the findings then name.
         probe: The process that loads the packages; None for a new one.
         sandbox: Whether a new process is in a sandbox: if the system has one, always, or never.
+        progress: Is told if there is none.
         others: Packages of kernels that these may depend on, by repository, beside those that the client finds.
     """
     directories = [package.resolve() for package in packages]
@@ -132,7 +135,7 @@ def run_all(
     names = [name for name in asked if load or name not in _LOADING]
     left_out = {name: NO_LOAD for name in asked if name not in names}
     loaded = directories if _LOADING.intersection(names) else []
-    confinement = chosen(sandbox, None) if loaded and not probe else None
+    confinement = chosen(sandbox, None, progress) if loaded and not probe else None
     with nullcontext(probe) if probe else ProbeProcess(confinement=confinement) as process:
         load_answers = start_loading(loaded, process, others)
         for directory in directories:

@@ -216,7 +216,6 @@ class ProbeProcess:
             self._stop()
         if self._process:
             return
-        confined = self.confinement.kind is not None
         empty = Path(tempfile.mkdtemp(dir=self._home))
         self._log = self._running.enter_context((empty / "stderr").open("w+", errors="replace"))
         self._connection, other = socket.socketpair()
@@ -225,9 +224,9 @@ class ProbeProcess:
         with other:
             command = [self._python, "-X", "faulthandler", str(_PROBE), str(other.fileno())]
             self._process = subprocess.Popen(
-                _confined(command, self.confinement, self._home, empty) if confined else command,
+                _confined(command, self.confinement, self._home, empty) if self.confinement.kind else command,
                 cwd=empty,
-                env=_environment(empty) if confined else {**os.environ, **_kernels(), "HF_HUB_OFFLINE": "1"},
+                env=_environment(empty),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._log,

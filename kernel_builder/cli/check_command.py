@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import click
 from kernel_builder import checks
 from kernel_builder.cli.shared_options import allow_option, json_option
 from kernel_builder.config.project_files import own_directory, read_project
+from kernel_builder.progress import Lines
 from kernel_format.errors import CheckError
 
 
@@ -31,7 +33,7 @@ def check_builds(directory: Path, allow: tuple[str, ...], as_json: bool) -> None
     checks.require_allowable(allow)
     packages = packages_of(directory)
     project = read_project(directory) if (directory / "build.toml").is_file() else None
-    _print_reports(checks.run_all(packages, allow=allow, project=project), as_json)
+    _print_reports(checks.run_all(packages, allow=allow, project=project, progress=Lines(sys.stderr)), as_json)
 
 
 def packages_of(directory: Path) -> list[Path]:

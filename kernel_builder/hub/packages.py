@@ -102,7 +102,7 @@ def checked_packages(
         raise CheckError("there is no package", where=str(build), hint=again.replace("rebuild", "build"))
     checks.require_allowable(allow)
     reports: dict[str, checks.CheckReport] = {}
-    checked = checks.run_all(directories, load=load, allow=allow, project=project)
+    checked = checks.run_all(directories, load=load, allow=allow, project=project, progress=progress)
     for directory in directories:
         progress.say(f"checking {directory.name}")
         reports[directory.name] = next(checked)

@@ -85,19 +85,23 @@ def run(
 
 
 def for_steps(mode: SandboxMode, variants: Sequence[PlannedVariant], progress: Progress) -> Confinement:
-    """Return the sandbox for a build of these variants, and warn if there is none."""
+    """Return the sandbox for a build of these variants; `chosen` describes it."""
     if not variants and mode != "require":
         return Confinement(reason="nothing ran")
-    confinement = chosen(mode, next((planned.binary.cxx for planned in variants if planned.binary), None))
-    if confinement.kind is None and mode == "auto":
+    return chosen(mode, next((planned.binary.cxx for planned in variants if planned.binary), None), progress)
+
+
+def chosen(mode: SandboxMode, compiler: Path | None, progress: Progress | None = None) -> Confinement:
+    """Return the first sandbox in which the compiler runs, and without network; tell `progress` if there is none."""
+    confinement = _first_usable(mode, compiler)
+    if confinement.kind is None and mode == "auto" and progress:
         progress.say(
             f"warning: no sandbox is available, so compilers and packages run without one ({confinement.reason})"
         )
     return confinement
 
 
-def chosen(mode: SandboxMode, compiler: Path | None) -> Confinement:
-    """Return the first sandbox in which the compiler runs, and without network."""
+def _first_usable(mode: SandboxMode, compiler: Path | None) -> Confinement:
     if mode == "off":
         return Confinement()
     if debugging():

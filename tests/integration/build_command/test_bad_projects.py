@@ -243,6 +243,18 @@ def test_every_command_loads_packages_in_the_sandbox(copy_project: Copy, kernel_
         assert "No such file" in str(done.answer) + done.stderr and not owned.exists(), done
 
 
+def test_packages_get_no_secrets_where_there_is_no_sandbox(
+    copy_project: Copy, kernel_builder: Run, tmp_path: Path
+) -> None:
+    project, seen = copy_project("python-only"), tmp_path / "seen"
+    with (project / "torch-ext/python_only/__init__.py").open("a") as stream:
+        stream.write(f"\nimport os\nopen({str(seen)!r}, 'w').write(os.environ.get('HF_TOKEN', 'none'))\n")
+    kernel_builder.build(project, "--variant", "torch-cpu", "--no-load")
+    done = kernel_builder(kernel_builder.cache, "check-builds", project, HF_TOKEN="secret", KERNEL_BUILDER_DEBUG="keep")
+    assert "packages run without one" in done.stderr, done
+    assert seen.read_text() == "none"
+
+
 def test_a_project_for_other_backends_only_is_an_error(copy_project: Copy, kernel_builder: Run) -> None:
     project = copy_project("stable-scale")
     text = (project / "build.toml").read_text()
