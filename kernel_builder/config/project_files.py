@@ -124,10 +124,7 @@ def work_tree(root: Path) -> Path:
     A project that lies in a foreign work tree, as of a home directory in git, may not use that tree's files.
     """
     top = next((parent for parent in (root, *root.parents) if (parent / ".git").exists()), root)
-    try:
-        return top if top == root or git_output(root, "ls-files", "--error-unmatch", ".") else root
-    except FileNotFoundError:  # git is not installed
-        return root
+    return top if top == root or git_output(root, "ls-files", "--error-unmatch", ".") else root
 
 
 def in_work_tree(root: Path, path: Path) -> bool:
