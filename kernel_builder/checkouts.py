@@ -50,8 +50,11 @@ def _run(directory: Path, *arguments: str, stdin: bytes = b"", **variables: str)
 
 
 def git_output(directory: Path, *arguments: str) -> bytes | None:
-    """Return the output of git in a directory, or None if it fails."""
-    done = _run(directory, *arguments)
+    """Return the output of git in a directory, or None if it fails or is not installed."""
+    try:
+        done = _run(directory, *arguments)
+    except FileNotFoundError:
+        return None
     return done.stdout if done.returncode == 0 else None
 
 

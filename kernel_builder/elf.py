@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,7 +14,6 @@ from auditwheel.elfutils import elf_find_versioned_symbols
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection, GNUVerSymSection
-from elftools.elf.sections import Section as ElfSection
 from elftools.elf.sections import StringTableSection, SymbolTableSection
 
 _TEXTS = ("DT_NEEDED", "DT_RPATH", "DT_RUNPATH")
@@ -84,7 +83,6 @@ class SharedObject:
 
     @property
     def name(self) -> str:
-        """The file's name."""
         return self.path.name
 
 
@@ -122,19 +120,18 @@ def defined_symbols(path: Path) -> list[DefinedSymbol]:
 
 
 def constants(path: Path) -> list[bytes]:
-    """Return the read-only data sections (`.rodata*`) of an ELF file."""
+    """Return the read-only data sections (`.rodata*`) of an ELF file.
+
+    None of them may be compressed or overlap another: all are parts of the file.
+    """
     with _opened(path) as elf:
-        return _contents(path, [section for section in elf.iter_sections() if section.name.startswith(".rodata")])
-
-
-def _contents(path: Path, sections: Sequence[ElfSection]) -> list[bytes]:
-    """Return the contents of sections, none of which is compressed or overlaps another: all are parts of the file."""
-    kept = [section for section in sections if section["sh_type"] != "SHT_NOBITS"]
-    places = sorted((section["sh_offset"], section["sh_offset"] + section["sh_size"]) for section in kept)
-    overlap = any(end > start for (_, end), (start, _) in pairwise(places))
-    if overlap or any(section.compressed for section in kept):
-        raise Unreadable(f"{path.name} has sections that are compressed or overlap")
-    return [bytes(section.data()) for section in kept]
+        every = [section for section in elf.iter_sections() if section.name.startswith(".rodata")]
+        kept = [section for section in every if section["sh_type"] != "SHT_NOBITS"]
+        places = sorted((section["sh_offset"], section["sh_offset"] + section["sh_size"]) for section in kept)
+        overlap = any(end > start for (_, end), (start, _) in pairwise(places))
+        if overlap or any(section.compressed for section in kept):
+            raise Unreadable(f"{path.name} has sections that are compressed or overlap")
+        return [bytes(section.data()) for section in kept]
 
 
 def sections(path: Path) -> list[Section]:
@@ -145,13 +142,6 @@ def sections(path: Path) -> list[Section]:
             for section in elf.iter_sections()
             if section["sh_type"] not in ("SHT_NULL", "SHT_NOBITS")
         ]
-
-
-def section(path: Path, name: str) -> bytes | None:
-    """Return the content of a section of an ELF file; None if it has none of this name."""
-    with _opened(path) as elf:
-        section = elf.get_section_by_name(name)
-        return b"".join(_contents(path, [section])) if section else None
 
 
 def without_definitions(archive: bytes, dropped: Container[str]) -> bytes:

@@ -34,7 +34,6 @@ def files(
 
     Args:
         repo_id: The Hub repository; the part after the slash is the name of the kernel.
-        source: The text that defines the functions.
         functions: Their names: C++ functions at file scope whose arguments and results are `Tensor`, `double`,
             `int64_t`, `bool`, `std::string`, or `std::optional` or `std::vector` of these. The function may write to
             arguments of type `Tensor&`. A function may return a `std::tuple`, or nothing.

@@ -11,11 +11,7 @@ from kernel_format.variant import Backend
 
 
 def json_value(value: Any, separator: str = "-") -> Any:
-    """Return a value with dataclasses as objects, and other values of the builder as texts.
-
-    Args:
-        separator: Stands for `_` in the names of fields.
-    """
+    """Return a value with dataclasses as objects, `separator` for `_` in their fields, and other values as texts."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if hasattr(value, "as_dict"):

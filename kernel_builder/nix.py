@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +98,7 @@ def copy(bundle: Path, destination: Path) -> None:
         publish(staged, build)
 
 
-_STEPS: Mapping[str, Callable[[Spec, Path], None]] = {
-    "fetch": fetch,
-    "unpack": unpack,
-    "sysroot": sysroot,
-    "package": package,
-}
+_STEPS = {step.__name__: step for step in (fetch, unpack, sysroot, package)}
 
 
 def main() -> int:

@@ -51,10 +51,8 @@ class ProbeCache:
         """Return the last result of `find_out` for these files, or call it now."""
         key = hashlib.sha256(f"{topic}\0{signature(paths)}".encode()).hexdigest()
         kept = self._directory / key
-        try:
+        with suppress(OSError, ValueError):
             return json.loads(kept.read_text())
-        except (OSError, ValueError):
-            pass
         value = find_out()
         with suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True)

@@ -41,7 +41,6 @@ def create(
         repo_id: The Hub repository, such as `org/my-kernel`; the part after the slash is the name of the kernel.
         license_name: The SPDX name of the license.
         language: The language of the device code, a key of `BACKENDS`.
-        overwrite: Whether to replace existing files.
 
     Raises:
         ConfigError: If an argument is invalid, a file exists already, or the directory cannot be written.
@@ -70,9 +69,7 @@ def write(files: Mapping[str, str | bytes], directory: Path, *, overwrite: bool 
     for parent in (directory / parent for path in files for parent in PurePath(path).parents[:-1]):
         if parent.is_symlink():
             raise ConfigError(
-                "is a symbolic link: files would be written to its target",
-                where=str(parent),
-                hint="delete it",
+                "is a symbolic link: files would be written to its target", where=str(parent), hint="delete it"
             )
     try:
         for name, content in files.items():

@@ -114,9 +114,7 @@ def _cxx_standard(index: Index, release: Release) -> int:
 def exported(include: Path, release: Release, *, cuda: bool, cxx: str = "g++") -> set[str]:
     """Return the C functions that headers declare for the stable ABI of a release, with those of CUDA or without.
 
-    Args:
-        include: Torch's include directory, of this release or a later one.
-        cxx: The g++ that preprocesses them.
+    `include` is Torch's include directory, of this release or a later one.
     """
     target = f"-DTORCH_TARGET_VERSION=(({release.major}ULL<<56)|({release.minor}ULL<<48))"
     command = [cxx, "-E", "-P", "-std=c++20", f"-I{include}", target, *(["-DUSE_CUDA"] if cuda else []), "-x", "c++"]

@@ -75,7 +75,6 @@ def rows(launches: Sequence[Launch], present: Sequence[Row], passed: Mapping[str
     """Return the rows of an op, from the fastest configurations of its launches.
 
     Args:
-        launches: One or more launches.
         present: The rows that aot.toml has. Their constexprs that no configuration sets, such as the size of a head,
             are kept, and each combination of them is tuned by the launches that have it.
         passed: Constexpr -> the expression that the launch function passes for it.

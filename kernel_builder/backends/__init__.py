@@ -79,6 +79,12 @@ class DeviceCode:
 ReadAt = Callable[[int, int], bytes]
 
 
+def reading(binary: Path) -> ReadAt:
+    """Return the function for a file."""
+    data = binary.read_bytes()
+    return lambda offset, length: data[offset : offset + length]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CompiledBackend(Backend):
     """A back end that the builder compiles for. By default it has no releases, and g++ compiles all of its sources."""
@@ -203,11 +209,8 @@ class CompiledBackend(Backend):
         """Return the symbols that a binary may leave undefined, because Torch has loaded the libraries."""
         return ()
 
-    def device_code(self, binary: Path, read_at: ReadAt | None = None) -> Sequence[DeviceCode] | None:
+    def device_code(self, binary: Path, read_at: ReadAt) -> Sequence[DeviceCode] | None:
         """Return the device code of a binary; None if the builder does not read that of the back end.
-
-        Args:
-            read_at: Reads the bytes of the binary's code; None for those of the file.
 
         Raises:
             Unreadable: If the code is damaged.

@@ -25,19 +25,6 @@ from kernel_builder.steps.confinement import SandboxMode, chosen
 from kernel_format.errors import ConfigError
 from kernel_format.metadata import PackageMetadata
 
-__all__ = [
-    "ALLOWABLE",
-    "CHECKS",
-    "CheckReport",
-    "CheckedPackage",
-    "Finding",
-    "ProbeProcess",
-    "read",
-    "require_allowable",
-    "run",
-    "run_all",
-]
-
 Check = Callable[[CheckedPackage], Iterable[Finding]]
 
 

@@ -94,7 +94,7 @@ def check_device_code(package: CheckedPackage, binary: SharedObject) -> Iterator
     backend = backends.compiled(package.variant.backend)
     expected = frozenset(package.known_metadata.archs)
     try:
-        code = backend.device_code(binary.path)
+        code = backend.device_code(binary.path, backends.reading(binary.path))
     except elf.Unreadable as error:
         yield Finding(str(error), _REBUILD)
         return

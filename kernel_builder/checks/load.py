@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from kernel_builder import toml_file
@@ -161,9 +160,7 @@ class ProbeProcess:
     def __enter__(self) -> ProbeProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
         self._opened.close()
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from kernel_builder.checks import CheckReport
-from kernel_builder.checks.findings import summary_lines
+from kernel_builder.checks.findings import CheckReport, summary_lines
 from kernel_builder.cli import report_error
 from kernel_builder.cli.shared_options import (
     allow_option,

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from kernel_builder import checks
+from kernel_builder.checks.findings import CheckReport
 from kernel_builder.cli.shared_options import allow_option, json_option
 from kernel_builder.config.project_files import own_directory, read_project
 from kernel_builder.progress import Lines
@@ -48,7 +49,7 @@ def packages_of(directory: Path) -> list[Path]:
     return packages
 
 
-def _print_reports(reports: Iterable[checks.CheckReport], as_json: bool) -> None:
+def _print_reports(reports: Iterable[CheckReport], as_json: bool) -> None:
     """Print reports as they come; exit with the status of a `CheckError` if one of them has errors."""
     seen = []
     for report in reports:
@@ -62,7 +63,7 @@ def _print_reports(reports: Iterable[checks.CheckReport], as_json: bool) -> None
         raise SystemExit(CheckError.exit_code)
 
 
-def _print_report(report: checks.CheckReport) -> None:
+def _print_report(report: CheckReport) -> None:
     click.secho(report.package.directory.name, bold=True)
     if report.passed:
         click.echo(f"  passed   {', '.join(report.passed)}")

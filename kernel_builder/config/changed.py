@@ -10,6 +10,7 @@ from pathlib import Path
 from kernel_builder.checkouts import git_output
 from kernel_builder.config.project_files import in_work_tree, work_tree
 from kernel_format.errors import ConfigError
+from kernel_sandbox.programs import find_program
 
 
 def touched(directories: Sequence[Path], since: str, shared: Sequence[Path] = ()) -> list[Path]:
@@ -72,13 +73,10 @@ def _shared_places(shared: Sequence[Path]) -> list[Path]:
 def _changed_files(top: Path, since: str) -> list[Path]:
     # The name before a rename matters as much as the name after it.
     changes = ("diff-tree", "-r", "--name-only", "--no-renames", "--ignore-submodules=none", "-z", "--merge-base")
-    try:
-        listed = git_output(top, *changes, "--end-of-options", since, "HEAD")
-    except FileNotFoundError as error:
-        raise ConfigError(
-            "git is not installed, so changes cannot be listed", where=str(top), hint="install git"
-        ) from error
+    listed = git_output(top, *changes, "--end-of-options", since, "HEAD")
     if listed is None:
+        if find_program("git") is None:
+            raise ConfigError("git is not installed, so changes cannot be listed", where=str(top), hint="install git")
         known = git_output(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{since}^{{commit}}")
         raise ConfigError(
             f"git knows no {f'common ancestor of {since} and HEAD' if known else f'commit {since!r}'} here",

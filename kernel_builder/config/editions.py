@@ -110,8 +110,7 @@ def _language(kernel: Mapping[str, Any], place: TomlPlace) -> str:
 def converted(text: str, path: Path, license: str | None = None) -> str:
     """Return the text of a `build.toml` in the current edition, with its comments and its order of keys.
 
-    Args:
-        license: The SPDX name of the license of a file without one.
+    `license` is the SPDX name of the license of a file without one.
     """
     general = toml_file.parse(text, str(path)).get("general")
     if not isinstance(general, dict) or general.get("edition") == EDITION:

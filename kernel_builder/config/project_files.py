@@ -124,10 +124,7 @@ def work_tree(root: Path) -> Path:
     A project that lies in a foreign work tree, as of a home directory in git, may not use that tree's files.
     """
     top = next((parent for parent in (root, *root.parents) if (parent / ".git").exists()), root)
-    try:
-        return top if top == root or git_output(root, "ls-files", "--error-unmatch", ".") else root
-    except FileNotFoundError:  # git is not installed
-        return root
+    return top if top == root or git_output(root, "ls-files", "--error-unmatch", ".") else root
 
 
 def in_work_tree(root: Path, path: Path) -> bool:
@@ -167,10 +164,7 @@ def excluded(root: Path, paths: Iterable[Path]) -> set[Path]:
 
 def _listed_by_git(directory: Path, names: Iterable[str], *options: str) -> set[str]:
     """Return the files in a directory, or below it, that git tracks; with `_OTHERS` those that it would add, too."""
-    try:
-        answer = git_output(directory, "--literal-pathspecs", "ls-files", "-z", "--cached", *options, "--", *names)
-    except FileNotFoundError:  # git is not installed
-        return set()
+    answer = git_output(directory, "--literal-pathspecs", "ls-files", "-z", "--cached", *options, "--", *names)
     return {name for name in os.fsdecode(answer or b"").split("\0") if name}
 
 
@@ -233,7 +227,12 @@ def files_below(root: Path, top: Path, endings: tuple[str, ...], left_out: str =
             if name.endswith(endings) and not name.endswith(_BYTECODE) and not name.startswith(".")
         ]
         for path in wanted:
-            _check_regular(path)
+            if not path.is_file():  # reading a pipe may never end
+                raise ConfigError(
+                    "is not a file: a pipe, a socket, a device, a directory or a dangling link",
+                    where=str(path),
+                    hint="remove it",
+                )
         for path in [*(Path(folder, name) for name in folders), *wanted]:
             if not path.is_symlink():
                 continue
@@ -276,13 +275,3 @@ def check_names(root: Path, names: Iterable[str]) -> None:
         raise ConfigError(
             str(error), where=os.fsencode(root).decode(errors="backslashreplace"), hint="rename it"
         ) from None
-
-
-def _check_regular(path: Path) -> None:
-    """Raise a ConfigError for a pipe, a device or a link: reading a pipe may never end."""
-    if not path.is_file():
-        raise ConfigError(
-            "is not a file: a pipe, a socket, a device, a directory or a dangling link",
-            where=str(path),
-            hint="remove it",
-        )

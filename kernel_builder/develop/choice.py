@@ -118,11 +118,7 @@ def build_for_device(directory: Path, backend: str, *, capabilities: Sequence[st
 
 
 def require_built(directory: Path, backend: str) -> None:
-    """Check that a project has a package of one backend that the installed Torch loads.
-
-    Raises:
-        VariantError: If it has none.
-    """
+    """Raise a VariantError unless a project has a package of one backend that the installed Torch loads."""
     built = [variant for variant in built_variants(directory) if variant.backend.name == backend]
     if not loadable(built):
         names = ", ".join(variant.name for variant in built) or "none"

@@ -115,9 +115,8 @@ def _kernels(project: Project, backend: str | None, warp_size: int) -> list[Kern
         )
     for known in sorted(named, key=lambda known: known.translates is None):
         kernels = [kernel for kernel in project.kernels if kernel.backend is known]
-        if (
-            not kernels and known.translates
-        ):  # its sources replace those of the back end, as hipify would translate them
+        # The sources of the back end that it translates replace its own, as hipify would translate them.
+        if not kernels and known.translates:
             sources = [kernel for kernel in project.kernels if kernel.backend is known.translates]
             kernels = sources if len(named) == 1 or _has_plain_bodies(project.root, sources, known) else []
         if kernels:

@@ -73,8 +73,7 @@ def _build(settings: Mapping[str, Any]) -> tuple[Project, Path]:
     summary = pipeline.build(request, toolchains)
     if summary.failures:
         raise summary.failures[0].errors[0]
-    (built,) = summary.packages
-    return project, built.path
+    return project, summary.packages[0].path
 
 
 def _write(directory: str, project: Project, platform: str, content: Mapping[str, bytes]) -> str:

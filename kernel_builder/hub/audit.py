@@ -101,8 +101,7 @@ def audit(
         name: `ORG/NAME` for the newest version, `ORG/NAME@REVISION`, or a directory: a project or a `build` of one.
         since: An earlier revision of the repository, or another directory, to compare the API with.
         load: Download everything, and run the checks that load the packages, in a sandbox.
-        signers: Trusted signers, as for `verify`.
-        endpoint: The address of the Hub. None: `$HF_ENDPOINT`, or else huggingface.co.
+        signers, endpoint: As for `verify`.
 
     Raises:
         HubError: If there is no such kernel, or the Hub cannot be reached.
@@ -206,7 +205,8 @@ def _audited(
     for path in report.package.binary_paths:
         with suppress(elf.Unreadable):  # a check reports it
             binaries.append(elf.read(path))
-            parts = [part for backend in backends.every() for part in backend.device_code(path) or ()]
+            read_at = backends.reading(path)
+            parts = [part for backend in backends.every() for part in backend.device_code(path, read_at) or ()]
             code += parts
             kernels.update(_kernels(path, parts) if parts else ())
     undefined = [symbol for binary in binaries for symbol in binary.undefined if symbol.version or not symbol.weak]

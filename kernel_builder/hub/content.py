@@ -23,11 +23,7 @@ class RemoteFile:
 
 
 class Content:
-    """The content of a file to upload, hashed as the Hub does.
-
-    Args:
-        source: A local file, or the bytes.
-    """
+    """The content of a local file, or bytes, to upload, hashed as the Hub does."""
 
     def __init__(self, source: Path | bytes) -> None:
         sha256 = hashlib.sha256()

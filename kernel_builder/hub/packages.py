@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder import checks
-from kernel_builder.checks.findings import summary_lines
+from kernel_builder.checks.findings import CheckReport, summary_lines
 from kernel_builder.config import known_backends
 from kernel_builder.config.project import Backend, Project
 from kernel_builder.hub import package_api
@@ -31,7 +31,6 @@ class HubPackage:
 
     @property
     def variant(self) -> str:
-        """The variant's name."""
         return self.directory.name
 
     @cached_property
@@ -101,7 +100,7 @@ def checked_packages(
     if not directories:
         raise CheckError("there is no package", where=str(build), hint=again.replace("rebuild", "build"))
     checks.require_allowable(allow)
-    reports: dict[str, checks.CheckReport] = {}
+    reports: dict[str, CheckReport] = {}
     checked = checks.run_all(directories, load=load, allow=allow, project=project, progress=progress)
     for directory in directories:
         progress.say(f"checking {directory.name}")

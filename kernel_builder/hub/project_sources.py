@@ -108,10 +108,7 @@ def with_names_of_owner(project: Project, files: Mapping[str, Content]) -> dict[
 
 def _listed(root: Path, directory: Path, name: PurePosixPath, above: tuple[Path, ...] = ()) -> Iterator[PurePosixPath]:
     """Yield the project paths of all entries in a directory, whose own path in the project is `name`."""
-    try:
-        answer = git_output(directory, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    except FileNotFoundError:
-        answer = None
+    answer = git_output(directory, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     for entry in os.fsdecode(answer).rstrip("\0").split("\0") if answer else _known(directory):
         path, target = directory / entry, Path(os.path.realpath(directory / entry))
         yield name / entry

@@ -20,12 +20,7 @@ from kernel_format.tree_digest import SIGNATURE
 
 @dataclass(frozen=True)
 class Signed:
-    """The result of `sign`.
-
-    Attributes:
-        identity: The identity of the signatures, or the key's fingerprint.
-        signed: The variants.
-    """
+    """The result of `sign`: the identity of the signatures, or the key's fingerprint, and the variants."""
 
     identity: str
     signed: tuple[str, ...]

@@ -61,8 +61,6 @@ def copy_kernels(
 
     Args:
         repo_ids: The repositories of the other Hub, which are read without a token.
-        progress: Receives a line for each branch that differs.
-        origin: The address of the other Hub.
         organization: The organization to publish to. None: the same as on the other Hub.
         endpoint: The address of the Hub to publish to. None: the one that the Hub's own tools use.
         max_bytes: The most bytes to download of one repository.

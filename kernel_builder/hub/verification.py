@@ -118,7 +118,6 @@ def verify(
         signers: Trusted signers: workflows, as `https://github.com/ORG/REPO/.github/workflows/FILE@REF`, and files with
             public keys. Empty: the workflows that the public client trusts.
         require_signature: Fail variants without a signature.
-        progress: Receives messages about toolchain downloads and rebuilds.
         endpoint: The address of the Hub. None: `$HF_ENDPOINT`, or else huggingface.co.
 
     Raises:
@@ -240,10 +239,7 @@ def _rebuild(
 
 def _git_repository(source: Path) -> tuple[Path, str] | None:
     """Return the root of the git repository around a directory, and the directory's path in it, if there is one."""
-    try:
-        answer = git_output(source, "rev-parse", "--show-toplevel", "--show-prefix")
-    except FileNotFoundError:
-        return None
+    answer = git_output(source, "rev-parse", "--show-toplevel", "--show-prefix")
     if answer is None:
         return None
     top, prefix = os.fsdecode(answer).split("\n")[:2]

@@ -132,7 +132,6 @@ def measure(workload: Any, row: Row, functions: Mapping[str, Function], clock: C
     """Measure one point and fill in its row. If the kernel's own result is wrong, nothing is timed.
 
     Args:
-        workload: The instance that makes inputs on the device.
         row: Names the point; receives bytes, errors, faults and times (seconds).
         functions: Implementation name -> function; the kernel is `OURS`.
         clock: Times series of calls on the device; the caller is in its context.

@@ -60,7 +60,6 @@ def run(
         only: "device" leaves out host overhead; "host" measures nothing else, without correctness; None does both.
         command: The command line to record, so that a reader can repeat the run.
         json_file: Where to save the report after each row.
-        progress: Receives each point.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     chosen = workloads.selected(workloads.load(project), operations)

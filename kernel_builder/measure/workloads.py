@@ -101,7 +101,6 @@ def points(
     """Return the points to measure, in the order of the declarations.
 
     Args:
-        workloads: Operation -> its workload.
         shapes: A shape such as `1x4096x2048` is measured for each operation that takes as many sizes. A pattern such
             as `*x2048` selects the declared shapes that match. Empty for all that are declared.
     """

@@ -40,10 +40,7 @@ def read(planned: PlannedVariant, package: Path, cache: Path) -> CheckRecord | N
 
 
 def write(planned: PlannedVariant, record: CheckRecord, cache: Path) -> None:
-    """Record that a package has passed its checks.
-
-    If it cannot be written, the next build repeats the checks.
-    """
+    """Record that a package has passed its checks. If this fails, the next build repeats them."""
     path = _path(planned, cache)
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

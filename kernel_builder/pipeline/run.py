@@ -14,9 +14,9 @@ from pathlib import Path
 
 from kernel_builder import checks
 from kernel_builder.aot import generation
-from kernel_builder.checks import CheckReport, ProbeProcess
-from kernel_builder.checks.findings import summary_lines
+from kernel_builder.checks.findings import CheckReport, summary_lines
 from kernel_builder.checks.fit import may_load, torch_versions
+from kernel_builder.checks.load import ProbeProcess
 from kernel_builder.config import offered
 from kernel_builder.config.notices import notices
 from kernel_builder.config.project import Project
@@ -29,7 +29,7 @@ from kernel_builder.pipeline.summary import BuildSummary, BuiltPackage, FailedVa
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.steps import confinement, ninja_run, provenance, recorded_sources
-from kernel_builder.steps.cache import output_path, writing
+from kernel_builder.steps.cache import output_path
 from kernel_builder.steps.graph import Graph, Outcome, PlannedVariant
 from kernel_builder.steps.plan import plan
 from kernel_builder.toolchain import Toolchains
@@ -114,7 +114,7 @@ def _locked(destination: Path, cache: Path, progress: Progress) -> Iterator[None
     """Let one build at a time write to a destination. The next one then finds its packages unchanged."""
     name = hashlib.sha256(os.fsencode(destination)).hexdigest()[:16]
     with ExitStack() as lock:
-        with writing(cache):
+        with files.writing(cache):
             (cache / "locks").mkdir(parents=True, exist_ok=True)
             lock.enter_context(
                 files.locked(

@@ -10,7 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.checks import CheckReport
+from kernel_builder.checks.findings import CheckReport
 from kernel_builder.config import known_backends, notices, offered
 from kernel_builder.config.project import KernelDependency, Project
 from kernel_builder.config.project_files import own_directory, read_project

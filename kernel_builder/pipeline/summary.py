@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.checks import CheckReport
+from kernel_builder.checks.findings import CheckReport
 from kernel_builder.json_value import by_field
 from kernel_builder.steps.buildable import UnavailableVariant
 from kernel_format.errors import BuildError, KernelBuilderError, SeveralErrors

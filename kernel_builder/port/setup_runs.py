@@ -90,11 +90,7 @@ class SetupRun:
 
 
 def run_setup(setup: Path, words: Sequence[str] = (), sandbox: SandboxMode = "require") -> list[SetupRun]:
-    """Run a `setup.py` as on each of `MACHINES`.
-
-    Args:
-        words: Options of the script, and environment variables as NAME=VALUE.
-    """
+    """Run a `setup.py` as on each of `MACHINES`, with the `words` of `port`."""
     if not setup.is_file():
         hint = "name the setup.py of a project of torch.utils.cpp_extension"
         raise ConfigError("there is no such file", where=str(setup), hint=hint)

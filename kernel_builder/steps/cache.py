@@ -10,8 +10,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from kernel_builder.steps.graph import Binary, CompileStep, Graph
@@ -70,19 +69,6 @@ def missing(graph: Graph, cache: Path, shared: Path | None = None) -> tuple[list
     binaries = [binary for binary in graph.binaries if not has(binary)]
     needed = {step.key: step for binary in binaries for step in binary.objects}
     return [step for step in needed.values() if not has(step)], binaries
-
-
-@contextmanager
-def writing(cache: Path) -> Iterator[None]:
-    """Raise a StoreError if the cache cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(
-            f"the cache cannot be written: {error.strerror}",
-            where=str(error.filename or cache),
-            hint="free some space, or set KERNEL_BUILDER_CACHE to a directory that can be written",
-        ) from error
 
 
 def check_path(directory: Path) -> None:

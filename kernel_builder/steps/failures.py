@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from kernel_builder import elf, toml_file
@@ -89,12 +90,11 @@ def failure(
 def _write_log(cache: Path, key: str, text: str) -> str | None:
     """Write a log, and return its path; None if it cannot be written."""
     path = cache / "logs" / f"{key}.log"
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return None
-    return str(path)
+        return str(path)
+    return None
 
 
 def _reason(step: CompileStep | Binary, output: str) -> str:

@@ -17,7 +17,7 @@ import ninja
 from ninja import ninja_syntax
 
 from kernel_builder.progress import Progress, Silent
-from kernel_builder.steps.cache import check_path, missing, output_path, prune, put, writing
+from kernel_builder.steps.cache import check_path, missing, output_path, prune, put
 from kernel_builder.steps.confinement import Confinement
 from kernel_builder.steps.failures import check_symbols, failure
 from kernel_builder.steps.files_read import foreign, listed, readable
@@ -25,7 +25,7 @@ from kernel_builder.steps.graph import Binary, CompileStep, Graph, Outcome
 from kernel_builder.steps.step_scripts import INSIDE, stage_compile, stage_link
 from kernel_builder.toolchain import host_compiler
 from kernel_format.errors import BuildError, ToolchainError
-from kernel_format.files import temporary_directory
+from kernel_format.files import temporary_directory, writing
 from kernel_sandbox.programs import find_program
 
 # The bytes of a step's output, lists and log, which are read into memory.
@@ -39,10 +39,7 @@ _PR_SET_PDEATHSIG = 1
 def default_jobs() -> int:
     """Return the number of compilers to run at a time, by processors and free memory."""
     processors = len(os.sched_getaffinity(0))
-    try:
-        match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.M)
-    except OSError:
-        match = None
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.M)
     memory = int(match[1]) * 1024 if match else _STEP_MEMORY
     return max(1, min(processors, int(memory / _STEP_MEMORY)))
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import kernel_aot
 import kernel_emulator
 import kernel_format
 import kernel_sandbox
-from kernel_builder.checkouts import CommittedEntry, committed_files, git_output
+from kernel_builder.checkouts import committed_files, git_output
 from kernel_builder.config.project import Project
 from kernel_builder.version import VERSION
 
@@ -36,33 +35,26 @@ def git_state(directory: Path, files: Iterable[Path]) -> GitState | None:
     repository's configuration names (filters, a file system monitor), and trusts the index. A file that the commit
     lacks counts as a difference.
     """
-    try:
-        answer = git_output(directory, "rev-parse", "--show-toplevel", "--verify", "HEAD")
-        if answer is None:
-            return None
-        top, _, commit = os.fsdecode(answer.rstrip(b"\n")).rpartition("\n")
-        committed = committed_files(directory, commit)
-    except FileNotFoundError:
+    answer = git_output(directory, "rev-parse", "--show-toplevel", "--verify", "HEAD")
+    if answer is None:
         return None
+    top, _, commit = os.fsdecode(answer.rstrip(b"\n")).rpartition("\n")
+    committed = committed_files(directory, commit)
     if committed is None:
         return GitState(commit, dirty=True)
+    inside = {path for path, entry in committed.items() if entry.is_submodule}
     submodules: dict[str, list[Path]] = {}
     dirty = False
     for path in files:
         name = os.path.relpath(path, top)
         entry = committed.get(name)
-        if module := next((str(parent) for parent in Path(name).parents if _is_submodule(committed, parent)), None):
+        if module := next((parent for parent in map(str, Path(name).parents) if parent in inside), None):
             submodules.setdefault(module, []).append(path)
         elif entry is None or not entry.is_file(path):
             dirty = True
     for name, paths in submodules.items():
         dirty = git_state(Path(top, name), paths) != GitState(committed[name].name, dirty=False) or dirty
     return GitState(commit, dirty)
-
-
-def _is_submodule(committed: Mapping[str, CommittedEntry], directory: Path) -> bool:
-    entry = committed.get(str(directory))
-    return entry is not None and entry.is_submodule
 
 
 def builder_origin(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +69,8 @@ def provenance(project: Project, sources: Iterable[str]) -> dict[str, Any]:
     """Return the provenance of a package: the builder and the project's sources."""
     here = Path(__file__).resolve().parents[1]
     packages = [here, *(Path(str(module.__file__)).parent for module in _LIBRARIES)]
-    files = chain.from_iterable(map(_builder_files, packages))
+    walks = (walk for package in packages for walk in os.walk(package) if "__pycache__" not in walk[0])
+    files = (Path(folder, name) for folder, _, names in walks for name in names)
     own = git_state(here, files) if (here.parent / ".git").exists() else None
     recorded: dict[str, Any] = {"kernel-builder": builder_origin(asdict(own) if own else {})}
     inputs = {"build.toml", *(str(path.relative_to(project.root)) for _, path in project.python_files), *sources}
@@ -88,12 +81,6 @@ def provenance(project: Project, sources: Iterable[str]) -> dict[str, Any]:
     if kernel:
         recorded["kernel"] = asdict(kernel)
     return recorded
-
-
-def _builder_files(package: Path) -> Iterator[Path]:
-    for folder, _, names in os.walk(package):
-        if "__pycache__" not in folder:
-            yield from (Path(folder, name) for name in names)
 
 
 def _git_paths(path: Path) -> list[Path]:

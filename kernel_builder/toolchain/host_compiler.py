@@ -156,13 +156,7 @@ def _is_inside(directory: str, install: str) -> bool:
 
 
 def _readable(search: Sequence[str], install: str, version: str) -> tuple[str, ...]:
-    """Return regular expressions for the paths of the headers that belong to g++ and the C library.
-
-    Args:
-        search: The directories that g++ searches.
-        install: The directory of its own programs and headers.
-        version: Its version, which is in the paths of the C++ library.
-    """
+    """Return regular expressions for the paths of the headers that belong to g++ and the C library."""
     whole: list[str] = []
     by_name: list[str] = []
     for directory in dict.fromkeys(

@@ -116,11 +116,7 @@ def load_file(entry: Mapping[str, Any]) -> PinnedFile:
 
 
 def loads(text: str, where: str) -> Lock:
-    """Parse the text of a lock.
-
-    Args:
-        where: The file name for errors.
-    """
+    """Parse the text of a lock; `where` is the file name for errors."""
     try:
         data = json.loads(text)
         if data["schema"] != SCHEMA:

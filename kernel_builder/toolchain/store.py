@@ -19,15 +19,16 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from kernel_builder.progress import Progress
 from kernel_format.errors import StoreError
-from kernel_format.files import file_digest, locked
+from kernel_format.files import file_digest, locked, writing
 
 _MANIFEST = "manifest.json"
+_TITLE, _REMEDY = "the toolchain store", "fix its permissions, run `kernel-builder toolchain clean`"
 
 
 class StoredTree(NamedTuple):
@@ -88,7 +89,7 @@ class Store:
         def waiting() -> None:
             self._progress.say(f"{title}: waiting for another process that is making it")
 
-        with self._writing():
+        with writing(self.root, _TITLE, _REMEDY):
             for directory in (home.parent, self.root / "locks"):
                 directory.mkdir(parents=True, exist_ok=True)
             with locked(self.root / "locks" / name, waiting=waiting):
@@ -111,9 +112,8 @@ class Store:
         stored = {}
         for path in sorted(self.root.glob(f"trees/[!.]*/{_MANIFEST}")):
             manifest = json.loads(path.read_text())
-            stored[path.parent.name] = StoredTree(
-                manifest["title"], sum(size for _, size in manifest["files"].values())
-            )
+            size = sum(size for _, size in manifest["files"].values())
+            stored[path.parent.name] = StoredTree(manifest["title"], size)
         return stored
 
     def damages(self, name: str, *, newer_only: bool = False) -> Iterator[tuple[Path, str]]:
@@ -149,7 +149,7 @@ class Store:
             before: Remove only files and trees that were last written at an earlier time, in seconds of the epoch.
         """
         freed = 0
-        with self._writing():
+        with writing(self.root, _TITLE, _REMEDY):
             for path in [*self.root.glob("trees/*"), *self.root.glob("scratch/*"), *self.root.glob("probes")]:
                 name = path.name.removeprefix(".").removesuffix(".new")
                 (self.root / "locks").mkdir(exist_ok=True)
@@ -171,18 +171,6 @@ class Store:
     def _remove(self, path: Path) -> None:
         if path.exists():
             shutil.rmtree(path)
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise StoreError(
-                f"the toolchain store cannot be written: {error.strerror}",
-                where=str(error.filename or self.root),
-                hint="fix its permissions, run `kernel-builder toolchain clean`, or set KERNEL_BUILDER_CACHE "
-                "to another directory",
-            ) from error
 
 
 def _seal(new: Path, title: str) -> None:

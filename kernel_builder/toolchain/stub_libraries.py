@@ -52,12 +52,7 @@ _HINT = (
 
 @dataclass(frozen=True)
 class Sysroot:
-    """A directory of libraries to link against.
-
-    Attributes:
-        root: The directory with `lib/` (the stubs) and `too-new.json`.
-        platform: The platform of the libraries.
-    """
+    """A directory of libraries to link against: `lib/` (the stubs) and `too-new.json`."""
 
     root: Path
     platform: str
@@ -156,11 +151,7 @@ def _locate(cxx: Path, name: str) -> Path:
 
 
 def make(host: HostCompiler, directory: Path, libraries: Iterable[str] = ()) -> None:
-    """Make the stub libraries of one host compiler in an empty directory.
-
-    Args:
-        libraries: Names of more empty ones.
-    """
+    """Make the stub libraries of one host compiler in an empty directory, and empty ones of the names `libraries`."""
     cxx, lib = host.path, directory / "lib"
     lib.mkdir(parents=True)
     late: dict[str, str] = {}

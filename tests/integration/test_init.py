@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,8 +17,8 @@ from kernel_builder.config.variant import Release, this_platform
 from tests.support import public_parser
 from tests.support.cli import invoke
 from tests.support.places import ROOT
+from tests.support.torch_process import run_with_torch
 
-KERNEL_BUILDER = [sys.executable, "-c", "from kernel_builder.cli import main; main()"]
 KIT = ROOT / "kernels" / "kit"
 
 
@@ -104,11 +102,12 @@ def test_a_project_with_triton_kernels_builds_as_a_python_package() -> None:
     assert "${" not in "".join(files.values())
     assert isinstance(read_project(Path("my-gate")).framework, project.TorchNoarch)
     assert public_parser.read(files["build.toml"], Path())
-    subprocess.run([*KERNEL_BUILDER, "build", "my-gate", "--variant", "torch-cuda"], check=True)
+    assert invoke("build", "my-gate", "--variant", "torch-cuda").exit_code == 0
     assert Path("my-gate/build/torch-cuda/kernels.py").is_file()
-    subprocess.run([sys.executable, "-m", "pytest", "-q", "my-gate/tests"], check=True)
+    tested = run_with_torch("import pytest, sys; sys.exit(pytest.main(['-q', 'my-gate/tests']))")
+    assert tested.returncode == 0, tested.stdout
     if not torch.cuda.is_available():
-        example = subprocess.run([sys.executable, "my-gate/example.py"], capture_output=True, text=True, check=False)
+        example = run_with_torch("import runpy; runpy.run_path('my-gate/example.py', run_name='__main__')")
         message = f"this kernel is for cuda, and Torch {torch.__version__} finds no such device here\n"
         assert (example.returncode, example.stderr) == (1, message)
 
@@ -118,8 +117,7 @@ def test_the_device_code_of_a_new_project_compiles() -> None:
     """`tests/integration/docs/test_first_kernel.py` builds, tests and measures a project for the CPU."""
     assert init("a project", "--name", "org/my-relu").exit_code == 0
     variant = f"torch-stable-abi210-cu130-{this_platform()}"
-    command = [*KERNEL_BUILDER, "build", "a project", "--variant", variant, "--capability", "9.0"]
-    subprocess.run(command, check=True)
+    assert invoke("build", "a project", "--variant", variant, "--capability", "9.0").exit_code == 0
     assert Path("a project/build", variant, "metadata.json").is_file()
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -93,7 +91,9 @@ torch::Tensor scale(const torch::Tensor& x, double factor) {
     assert before in ON_CUDA
 
 
-def test_a_project_is_created_from_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_project_is_created_from_a_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The CUDA source of the page compiles, and its command creates a project."""
     (source,) = re.findall(r'load\(\s*r"""(.*?)"""', ON_CUDA, re.DOTALL)
     (command,) = re.findall(r"kernel-builder (init .*)", PAGE)
@@ -111,6 +111,5 @@ def test_a_project_is_created_from_a_source(tmp_path: Path, monkeypatch: pytest.
     formula = 'pytest.skip(f"Not written yet: the formula of {name}, in PyTorch")'
     for text, passed in ((formula, "1 passed, 1 skipped"), ("return arguments[0] * arguments[1]", "2 passed")):
         tests.write_text(tests.read_text().replace(formula, text))
-        command = f"{sys.executable} -m kernel_builder emulate scale -- -q"
-        emulated = subprocess.run(command.split(), capture_output=True, text=True, check=False)
-        assert emulated.returncode == 0 and passed in emulated.stdout, emulated.stdout + emulated.stderr
+        emulated = invoke("emulate", "scale", "--", "-q")  # in this process, which has imported Torch
+        assert emulated.exit_code == 0 and passed in capfd.readouterr().out, emulated.output

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile
 
@@ -21,6 +22,7 @@ import requests
 
 with atheris.instrument_imports(include=["kernel_builder", "kernel_format", "kernel_hub", "elftools", "yaml"]):
     from kernel_builder import elf
+    from kernel_builder.backends import reading
     from kernel_builder.backends.cuda import fatbin
     from kernel_builder.toolchain import archives, resolve
     from kernel_builder.toolchain.components import ComponentFile
@@ -41,7 +43,8 @@ KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 def fuzz_elf(data: bytes) -> None:
     """Read an ELF file as checks and `audit` do."""
     FILE.write_bytes(data)
-    for read in (elf.read, elf.defined_symbols, elf.constants, elf.sections, fatbin.read):
+    code = partial(fatbin.read, read_at=reading(FILE))
+    for read in (elf.read, elf.defined_symbols, elf.constants, elf.sections, code):
         try:
             read(FILE)
         except (elf.Unreadable, KernelBuilderError):

@@ -27,6 +27,7 @@ from kernel_builder.port.extension_table import PortedExtension, table_name
 from kernel_builder.port.first_build_toml import Port, port
 from kernel_builder.port.setup_runs import MACHINES
 from kernel_builder.steps import confinement
+from tests.support import programs
 from tests.support.files import write_program
 
 pytestmark = pytest.mark.nightly
@@ -86,10 +87,10 @@ def recorded(script: Path, scratch: Path) -> list[Commands]:
         root = scratch / f"machine{number}"
         shutil.copytree(checkout, root, symlinks=True, ignore=shutil.ignore_patterns(".git"))
         (root / ".git").mkdir()
-        programs = [str(scratch / "bin"), *([f"{home}/bin"] if machine.cuda else []), f"{sys.prefix}/bin"]
+        path = [str(scratch / "bin"), *([f"{home}/bin"] if machine.cuda else []), f"{sys.prefix}/bin"]
         variables = {
             **({"CUDA_HOME": str(home), "CUDA_PATH": str(home)} if machine.cuda else {}),
-            "PATH": ":".join([*programs, "/usr/bin", "/bin"]),
+            "PATH": ":".join([*path, "/usr/bin", "/bin"]),
             "HOME": str(scratch),
             "TMPDIR": str(scratch),
             "TORCH_DONT_CHECK_COMPILER_ABI": "1",

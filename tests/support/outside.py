@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 
 from tests.support import inside_attacks
 from tests.support.inside_attacks import LIBC, METADATA, OWN_FILE, called
@@ -93,9 +92,7 @@ class Outside:
             self._opened = opened.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._opened.close()
 
     def reached(self, around: Callable[[Sequence[str]], Sequence[str]]) -> set[str]:

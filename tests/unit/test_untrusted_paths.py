@@ -79,12 +79,20 @@ def repository() -> RemoteRepository:
     return RemoteRepository(REPOSITORY, endpoint="http://hub", token="any")
 
 
-@pytest.mark.parametrize("path", ["/home/me/file", "../../home/me/file"])
-def test_a_listing_with_a_path_out_of_the_repository_is_refused(
-    path: str, answer: Callable[[HostileHub], None]
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        (["a", "/home/me/file"], "leaves its directory"),
+        (["a", "../../home/me/file"], "leaves its directory"),
+        ([f"a{number}" for number in range(12)], "more than"),
+    ],
+)
+def test_a_listing_with_too_many_paths_or_one_out_of_the_repository_is_refused(
+    paths: list[str], message: str, answer: Callable[[HostileHub], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer(HostileHub({"a": b"x"}, [("a", b"x"), (path, b"known content")]))
-    with pytest.raises(VerificationError, match="leaves its directory"):
+    monkeypatch.setattr(remote_repository, "MAX_FILES", 10)
+    answer(HostileHub({}, [(path, b"known content") for path in paths]))
+    with pytest.raises(VerificationError, match=message):
         repository().files(COMMIT)
 
 
@@ -235,13 +243,6 @@ def test_python_of_a_hub_that_is_none_is_refused(
     with pytest.raises(PackageError, match="the package's Python files cannot be parsed"):
         package_api.read(tmp_path)
     assert not caplog.records
-
-
-def test_a_listing_is_bounded(answer: Callable[[HostileHub], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_repository, "MAX_FILES", 10)
-    answer(HostileHub({}, [(f"a{number}", b"") for number in range(12)]))
-    with pytest.raises(VerificationError, match="more than"):
-        repository().files(COMMIT)
 
 
 @pytest.mark.parametrize("what", ["tree", "refs", "refs, compressed", "an error", "pages", "a package index"])

@@ -157,7 +157,7 @@ class _Cuda(CompiledBackend):
     def symbol_families(self, framework: Abi | None) -> tuple[SymbolFamily, ...]:
         return libraries.symbol_families(framework, self.link_torch)
 
-    def device_code(self, binary: Path, read_at: ReadAt | None = None) -> list[DeviceCode]:
+    def device_code(self, binary: Path, read_at: ReadAt) -> list[DeviceCode]:
         return fatbin.read(binary, read_at)
 
     def lacking(self, symbol: str, release: Release) -> str | None:

@@ -35,19 +35,8 @@ _NAMES = struct.Struct("<24xQQ24x")  # Elf64_Shdr: ..., offset, size, ...
 _AT_ONCE = 16
 
 
-def read(binary: Path, read_at: ReadAt | None = None) -> list[DeviceCode]:
-    """Return the device code of a shared object.
-
-    Args:
-        read_at: Reads the bytes; None for those of the file.
-
-    Raises:
-        Unreadable: If the section is damaged.
-    """
-    if read_at is None:
-        with binary.open("rb") as file:
-            data = file.read()
-        return read(binary, lambda offset, length: data[offset : offset + length])
+def read(binary: Path, read_at: ReadAt) -> list[DeviceCode]:
+    """Return the code of a shared object; see `CompiledBackend.device_code`."""
     sections = {section.name: section for section in elf.sections(binary)}
     section = sections.get(_SECTION)
     if section is None:

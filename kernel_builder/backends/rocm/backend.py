@@ -182,7 +182,7 @@ class _Rocm(CompiledBackend):
         libraries = re.compile(r"libtorch_hip\.so|libamdhip64\.so")
         return (SymbolFamily("the HIP runtime", functions, libraries, self.link_torch),)
 
-    def device_code(self, binary: Path, read_at: ReadAt | None = None) -> list[DeviceCode]:
+    def device_code(self, binary: Path, read_at: ReadAt) -> list[DeviceCode]:
         return code_objects.read(binary, read_at)
 
     def is_present(self) -> bool:

@@ -16,16 +16,15 @@ _NUMBER, _ENTRY = struct.Struct("<Q"), struct.Struct("<QQQ")
 _TARGET = "hipv4-amdgcn-amd-amdhsa--"
 
 
-def read(binary: Path, read_at: ReadAt | None = None) -> list[DeviceCode]:
+def read(binary: Path, read_at: ReadAt) -> list[DeviceCode]:
     """Return the code of a shared object; see `CompiledBackend.device_code`."""
     section = next((section for section in elf.sections(binary) if section.name == _SECTION), None)
     if section is None:
         return []
-    data = read_at(section.offset, section.size) if read_at else elf.section(binary, _SECTION) or b""
     try:
         return [
             DeviceCode(name.removeprefix(_TARGET), False, size, source)
-            for source, name, size in _targets(data)
+            for source, name, size in _targets(read_at(section.offset, section.size))
             if name.startswith(_TARGET)
         ]
     except (struct.error, ValueError) as error:

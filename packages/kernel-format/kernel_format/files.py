@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from kernel_format.errors import BuildError
+from kernel_format.errors import BuildError, StoreError
 
 # How a file begins that git-lfs has not replaced by its content.
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -70,6 +70,19 @@ def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o644) -> 
     """Write a file whole or not at all, as `replacing` does."""
     with replacing(path, mode=mode) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def writing(directory: Path, title: str = "the cache", remedy: str = "free some space") -> Iterator[None]:
+    """Raise a StoreError if a directory of the cache cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{title} cannot be written: {error.strerror}",
+            where=str(error.filename or directory),
+            hint=f"{remedy}, or set KERNEL_BUILDER_CACHE to a directory that can be written",
+        ) from error
 
 
 @contextmanager

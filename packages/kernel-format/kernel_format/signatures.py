@@ -130,12 +130,7 @@ def is_signed_by(bundle: Mapping[str, Any], content: bytes, keys: Sequence[Ed255
 
 @dataclass(frozen=True)
 class Signers:
-    """The trusted signers. Without any, the workflows that the public client trusts.
-
-    Attributes:
-        workflows: Addresses of workflows.
-        keys: Public keys.
-    """
+    """The trusted signers, workflows by address. Without any, the workflows that the public client trusts."""
 
     workflows: tuple[str, ...] = ()
     keys: tuple[Ed25519PublicKey, ...] = ()
@@ -170,10 +165,6 @@ def read_signers(signers: Sequence[str]) -> Signers:
 
 def signature_verdict(package: Path, signers: Signers) -> str:
     """Verify the signature of a package's metadata; the package's digest is checked on its own.
-
-    Args:
-        package: The directory; of its files, only the metadata and the signature are needed.
-        signers: The trusted signers.
 
     Returns:
         `valid`, `none` without a signature, `BY_UNKNOWN_KEY` without a key to verify it, or the fault.

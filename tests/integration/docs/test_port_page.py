@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ import torch
 from kernel_builder.config.project_files import read_project
 from tests.support.cli import invoke
 from tests.support.places import CPU, PROJECTS, ROOT, SOURCES
-from tests.support.programs import run
 from tests.support.torch_process import run_with_torch
 
 PAGE = ROOT / "docs" / "port.md"
@@ -41,7 +39,7 @@ def test_the_tables_are_those_of_torch() -> None:
 def test_the_ported_project_computes_the_sum(tmp_path: Path) -> None:
     project = tmp_path / "after"
     shutil.copytree(PROJECTS / "port" / "after", project)
-    run(sys.executable, "-m", "kernel_builder", "build", project, "--backend", "cpu", cwd=ROOT)
+    assert invoke("build", project, "--backend", "cpu").exit_code == 0
     done = run_with_torch(TRY, project)
     assert done.stdout == "ok\n", done.stdout + done.stderr
 
@@ -49,8 +47,7 @@ def test_the_ported_project_computes_the_sum(tmp_path: Path) -> None:
 def test_port_understands_the_project_before(tmp_path: Path) -> None:
     before, after = tmp_path / "before", read_project(PROJECTS / "port" / "after")
     shutil.copytree(PROJECTS / "port" / "before", before)
-    command = ("-m", "kernel_builder", "port", before / "setup.py", "--name", "me/scaled-add", "--json")
-    report = json.loads(run(sys.executable, *command, cwd=ROOT))
+    report = json.loads(invoke("port", before / "setup.py", "--name", "me/scaled-add", "--json").stdout)
     assert [entry["text"].partition(":")[0] for entry in report["left-out"]] == ["-O3"]
     assert not report["assumed"]
     read = read_project(before)

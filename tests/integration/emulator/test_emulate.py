@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from tests.support.cli import invoke
 from tests.support.places import ROOT
 
-EMULATE = [sys.executable, "-c", "from kernel_builder.cli import main; main()", "emulate"]
+Emulate = Callable[..., tuple[int, str]]
 # Kernel -> its tests that take a few seconds: forward, backward, sums over rows, all dtypes, rows of odd lengths.
 KERNELS = {
     "adaln": "(test_added_forward or test_backward) and ([17- or [1000-)",
@@ -22,9 +23,15 @@ KERNELS = {
 }
 
 
-def emulated(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*EMULATE, str(project), *arguments]
-    return subprocess.run(command, check=False, capture_output=True, text=True)
+@pytest.fixture
+def emulated(capfd: pytest.CaptureFixture[str]) -> Emulate:
+    """Return a function that runs the command in this process, which has imported Torch: its status and output."""
+
+    def run(project: Path, *arguments: str) -> tuple[int, str]:
+        done = invoke("emulate", project, *arguments)
+        return done.exit_code, done.output + "".join(capfd.readouterr())
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -36,45 +43,40 @@ def emulated(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]
         pytest.param("rope3d", "64", marks=pytest.mark.nightly),  # 26 s of CPU time
     ],
 )
-def test_kernels_pass_their_tests(kernel: str, warp_size: str) -> None:
+def test_kernels_pass_their_tests(emulated: Emulate, kernel: str, warp_size: str) -> None:
     tests = ["-q", "-k", KERNELS[kernel]]
-    done = emulated(ROOT / "kernels" / kernel, "--warp-size", warp_size, "--", *tests)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout
+    status, output = emulated(ROOT / "kernels" / kernel, "--warp-size", warp_size, "--", *tests)
+    assert status == 0 and " passed" in output, output
 
 
-def test_a_new_project_passes_its_tests_until_it_has_a_fault(tmp_path: Path) -> None:
+def test_a_new_project_passes_its_tests_until_it_has_a_fault(emulated: Emulate, tmp_path: Path) -> None:
     project, tests = tmp_path / "relu", ["--", "-q", "-k", "test_forward"]
     assert invoke("init", project, "--name", "org/relu", "--backends", "cuda").exit_code == 0
-    done = emulated(project, *tests)
-    assert done.returncode == 0, done.stdout + done.stderr
-
+    status, output = emulated(project, *tests)
+    assert status == 0, output
     source = project / "relu_cuda" / "relu.cu"
     source.write_text(source.read_text().replace("  grid_wait();", "  if (threadIdx.x % 2 == 0) __syncthreads();"))
-    done = emulated(project, *tests)
-    assert done.returncode == 1
-    assert (
-        "RuntimeError: kernel, block (0, 0, 0), thread (0, 0, 0): waits at __syncthreads (relu_cuda/relu.cu:"
-        in done.stdout
-    )
+    status, output = emulated(project, *tests)
+    fault = "RuntimeError: kernel, block (0, 0, 0), thread (0, 0, 0): waits at __syncthreads (relu_cuda/relu.cu:"
+    assert status == 1 and fault in output, output
 
 
-def test_projects_without_kernels_to_emulate_are_refused(tmp_path: Path) -> None:
+def test_projects_without_kernels_to_emulate_are_refused(emulated: Emulate, tmp_path: Path) -> None:
     project = tmp_path / "relu"
     assert invoke("init", project, "--name", "org/relu", "--backends", "cpu").exit_code == 0
     for arguments, message in (
         ((project,), "the project has no kernel for cuda or rocm to emulate"),
         ((ROOT / "kernels/geglu", "--backend", "cuda", "--warp-size", "64"), "a warp of CUDA has 32 threads"),
     ):
-        done = emulated(*arguments)
-        assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+        status, output = emulated(*arguments)
+        assert (status, message in output) == (2, True), output
 
 
 @pytest.mark.attack
-def test_no_device_of_a_project_is_copied(tmp_path: Path) -> None:
+def test_no_device_of_a_project_is_copied(emulated: Emulate, tmp_path: Path) -> None:
     assert invoke("init", tmp_path / "relu", "--name", "o/relu").exit_code == 0
     (tmp_path / "relu/zero").symlink_to("/dev/zero")
-    assert "is not a file: a pipe, a socket, a device" in emulated(tmp_path / "relu").stderr
+    assert "is not a file: a pipe, a socket, a device" in emulated(tmp_path / "relu")[1]
 
 
 def test_the_program_of_the_readme(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder import elf
+from kernel_builder.backends import reading
 from kernel_builder.backends.rocm import code_objects
 from kernel_format.cache_directory import default_cache
 from tests.integration.build_command.conftest import Copy, Run, run_python
@@ -61,7 +62,7 @@ def test_every_kernel_builds_with_every_compiler(name: str, tmp_path: Path, kern
         if package["variant"] in ROCM:
             assert package["checks"]["findings"] == []
             (binary,) = (project / "build" / package["variant"]).glob("*.so")
-            assert {code.arch for code in code_objects.read(binary)} == {"gfx942"}
+            assert {code.arch for code in code_objects.read(binary, reading(binary))} == {"gfx942"}
 
 
 # Calls a kernel, and prints the OpenMP runtimes that the process has.

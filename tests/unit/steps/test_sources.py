@@ -46,7 +46,7 @@ def test_includes_are_followed_through_links(project: Path, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="symbolic link out of the project"):
         scan(root, "a.cpp", ["."])
     git(tmp_path, "init", "--quiet")
-    git(tmp_path, "add", "kernels")
+    git(tmp_path, "add", "kernels", "lib")
     before = scan(root, "a.cpp", ["."])
     assert names(before) == ["a.cpp", "kit/one.h", "kit/two.h"]
     (project / "lib" / "two.h").write_text("int changed;\n")

@@ -32,7 +32,6 @@ from tests.unit.config.build_toml.conftest import (
     in_edition_6,
     kernel,
     more,
-    ours,
     texts,
     theirs,
     torch,
@@ -134,8 +133,9 @@ def test_python_dependencies_are_those_of_the_client() -> None:
 def refused(home: Path, text: str) -> ConfigError:
     """Return the error with which our reader refuses a file."""
     write(home, text)
-    error = ours(home)
-    assert isinstance(error, ConfigError)
+    with pytest.raises(ConfigError) as caught:
+        read_project(home)
+    error = caught.value
     assert error.where and error.where.startswith(str(home)) and error.hint
     return error
 
@@ -154,12 +154,10 @@ def test_only_our_reader_rejects(home: Path, message: str, text: str) -> None:
 
 @pytest.mark.parametrize("text", UNKNOWN.values(), ids=UNKNOWN.keys())
 def test_both_expect_the_same_keys(home: Path, text: str) -> None:
-    write(home, text)
+    error = refused(home, text)
     with pytest.raises(ValueError, match="Expected one of ") as caught:
         Build.open(home)
     expected = set(str(caught.value).partition("Expected one of ")[2].strip().split(", "))
-    error = ours(home)
-    assert isinstance(error, ConfigError)
     # The public parser takes the key that tells the kinds of kernels apart out of the table first.
     found = set(re.findall(r"`([^`]+)`", error.message.partition("expected one of ")[2])) - {"language"}
     assert found == expected
