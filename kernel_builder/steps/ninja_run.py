@@ -39,7 +39,8 @@ _PR_SET_PDEATHSIG = 1
 def default_jobs() -> int:
     """Return the number of compilers to run at a time, by processors and free memory."""
     processors = len(os.sched_getaffinity(0))
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.M)
+    about = Path("/proc/meminfo")  # a change of root may have none
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", about.read_text() if about.exists() else "", re.M)
     memory = int(match[1]) * 1024 if match else _STEP_MEMORY
     return max(1, min(processors, int(memory / _STEP_MEMORY)))
 
