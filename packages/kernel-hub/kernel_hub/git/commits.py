@@ -10,9 +10,10 @@ from pygit2.enums import FileMode
 
 from kernel_hub import names
 from kernel_hub.git.configuration import GitConfiguration
-from kernel_hub.git.objects import FileChange, PullRequest, peeled, retry_reading, tree_diff, write_commit
+from kernel_hub.git.objects import FileChange, PullRequest, peeled, retry_reading, write_commit
 from kernel_hub.git.owned_files import OwnedFiles
 from kernel_hub.git.refs import GitRefs
+from kernel_hub.git.revisions import GitRevisions
 from kernel_hub.git.tree_changes import add_folders, changed_tree
 from kernel_hub.refusals import bad_request, conflict, forbidden, moved_meanwhile, no_revision
 from kernel_hub.storage.disk import BLOCK
@@ -156,7 +157,7 @@ class GitCommits:
             # By files: a merge of lines would make contents, such as LFS pointers, that no commit has checked.
             start = self._git.merge_base(tip, request.head)
             ours, theirs = (
-                {delta.new_file.path: str(delta.new_file.id) for delta in tree_diff(self._git, start, side).deltas}
+                {path: blob for path, _, blob in GitRevisions(self._git).changes(start, side)}
                 for side in (tip, request.head)
             )
             paths = sorted(path for path in ours.keys() & theirs if ours[path] != theirs[path])
@@ -167,7 +168,7 @@ class GitCommits:
             new = [(path, blob) for path, blob in theirs.items() if path not in ours]
             folders: set[str] = set()
             claim(BLOCK * sum(add_folders(folders, path) for path, _ in new))
-            changes = [FileChange(path, blob if int(blob, 16) else None) for path, blob in new]
+            changes = [FileChange(path, blob) for path, blob in new]
             changed = changed_tree(self._git, tip, changes)  # which refuses names that differ in case only
             tree = str(changed.write())
             oid = write_commit(self._git, [tip, request.head], tree, f"Merge pull request {number}\n", author)
