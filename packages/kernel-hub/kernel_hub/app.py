@@ -38,8 +38,6 @@ from kernel_hub.settings import Settings
 log = logging.getLogger("kernel_hub")
 
 _THREADS = 64  # a request that waits for a lock occupies one
-_OF_A_CALLER = 8  # of them, and of all requests without a token together
-_LONG = 4  # requests at a time that list, render or compare, of which each caller has one
 _LOOPBACK_NAMES = ["127.0.0.1", "localhost", "[::1]"]
 _FULL_MESSAGES = ("No space left", "database or disk is full")  # of libgit2 and of SQLite
 # What a caller may read is not for others: neither for those behind the same cache, nor after a logout.
@@ -61,11 +59,8 @@ def create_app(settings: Settings) -> FastAPI:
     )
     hub = Hub(settings)
     app.state.hub = hub
-    app.state.metrics = metrics = Metrics(hub.root, hub.index.stored_bytes, settings.quota_bytes)
-    app.state.turns = {
-        "quick": Turns(_THREADS, _OF_A_CALLER, metrics.waiting),
-        "long": Turns(_LONG, 1, metrics.waiting),
-    }
+    app.state.metrics = Metrics(hub.root, hub.index.stored_bytes, settings.quota_bytes)
+    app.state.turns = {"quick": Turns(_THREADS, 8), "long": Turns(4, 1)}
     app.state.processes = {kind: anyio.Semaphore(most) for kind, most in PROCESSES.items()}
     observers = anyio.CapacityLimiter(2)  # not the threads of other requests, which may all be busy
 
@@ -76,9 +71,9 @@ def create_app(settings: Settings) -> FastAPI:
         return {"status": "ok", "version": __version__}
 
     @app.get("/metrics", response_class=PlainTextResponse)
-    async def metrics_text() -> Response:
+    async def metrics() -> Response:
         """Return this server's metrics."""
-        text = await to_thread.run_sync(metrics.text, limiter=observers)
+        text = await to_thread.run_sync(app.state.metrics.text, limiter=observers)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     for router in ROUTERS:  # after the routes above, whose addresses could be an organization's
@@ -93,7 +88,7 @@ def create_app(settings: Settings) -> FastAPI:
         # Any token may write. A web page whose host name resolves to loopback must not reach the Hub through a browser.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=_LOOPBACK_NAMES)
     audit = None if settings.audit_log is None else audit_logger(settings.audit_log)
-    app.add_middleware(RequestObserver, metrics=metrics, audit=audit)
+    app.add_middleware(RequestObserver, metrics=app.state.metrics, audit=audit)
     return app
 
 
@@ -139,7 +134,7 @@ async def _fail(request: Request, error: Exception) -> Response:
 class RequestObserver:
     """Middleware that gives each request an id, a line in the log and the audit log, and an entry in the metrics.
 
-    A response ends if its token does.
+    It ends a response if its token ends.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, audit: logging.Logger | None) -> None:

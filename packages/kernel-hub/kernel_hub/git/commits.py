@@ -9,6 +9,7 @@ import pygit2
 from pygit2.enums import FileMode
 
 from kernel_hub import names
+from kernel_hub.git.command import merge_base
 from kernel_hub.git.configuration import GitConfiguration
 from kernel_hub.git.objects import FileChange, PullRequest, peeled, retry_reading, write_commit
 from kernel_hub.git.owned_files import OwnedFiles
@@ -132,7 +133,7 @@ class GitCommits:
         head = self._refs.resolve(f"refs/pr/{number}")
         base = self._configuration.get(f"pr.{number}.base") or "main"
         tip = self._refs.commit_of(f"refs/heads/{base}")  # None if the branch was deleted
-        merged = tip is not None and (tip == head or self._git.descendant_of(tip, head))
+        merged = tip is not None and merge_base(self._git.path, tip, head) == head
         return PullRequest(number, base, head, merged)
 
     def merge(self, number: int, commit: str, author: str, claim: Callable[[int], None]) -> str:
@@ -151,11 +152,11 @@ class GitCommits:
             tip = self._refs.resolve(branch)
             if request.merged:
                 return tip
-            if self._git.descendant_of(request.head, tip):  # a fast-forward
+            start = merge_base(self._git.path, tip, request.head)
+            if start == tip:  # a fast-forward
                 self._refs.move(branch, request.head, tip)
                 return request.head
             # By files: a merge of lines would make contents, such as LFS pointers, that no commit has checked.
-            start = self._git.merge_base(tip, request.head)
             ours, theirs = (
                 {path: blob for path, _, blob in GitRevisions(self._git).changes(start, side)}
                 for side in (tip, request.head)

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial, reduce
 from itertools import islice
+from typing import cast
 
 import pygit2
 from pygit2.enums import ObjectType, SortMode
 
 from kernel_hub import names
+from kernel_hub.git.command import merge_base
 from kernel_hub.git.objects import CommitInfo, TreeEntry, commit_info, peeled, retry_reading, tree_entry
 from kernel_hub.refusals import no_entry, too_large
 
@@ -24,15 +26,11 @@ _ENTRY = re.compile(rb"([0-7]+) ([^\0]+)\0(.{20})", re.S)  # of a tree: mode, na
 
 
 class GitRevisions:
-    """Reads the revisions of one repository, which is opened as `git`.
-
-    Attributes:
-        unread: The bytes of folders in git that it may still read.
-    """
+    """Reads the revisions of one repository, which is opened as `git`."""
 
     def __init__(self, git: pygit2.Repository) -> None:
         self._git = git
-        self.unread = TREE_BYTES
+        self.unread = TREE_BYTES  # less those that it has read
 
     def entries(
         self, commit: str, folder: str = "", *, recursive: bool = False, after: str = "", count: int
@@ -77,8 +75,8 @@ class GitRevisions:
         Raises:
             Refusal: If the folders are too large together.
         """
-        top: pygit2.Object = (tree := self._tree(commit))
-        trees = {tree.id: tree}
+        top = self._tree(commit)
+        trees = {top.id: top}
 
         def child(folder: pygit2.Object, name: str) -> pygit2.Object:
             if not isinstance(folder, pygit2.Tree):
@@ -90,7 +88,7 @@ class GitRevisions:
         found = {}
         for path in set(paths):
             with suppress(KeyError):
-                found[path] = tree_entry(path, reduce(child, path.split("/"), top), self._git.odb)
+                found[path] = tree_entry(path, reduce(child, path.split("/"), cast(pygit2.Object, top)), self._git.odb)
         return found
 
     def read(self, entry: TreeEntry) -> bytes:
@@ -117,9 +115,9 @@ class GitRevisions:
             commit: The commit.
             since: A branch's commit: list all changes since `commit` and this one diverged. None: since the parent.
         """
-        start = next(iter(peeled(self._git, commit, pygit2.Commit).parent_ids), None)
+        start: Id | None = next(iter(peeled(self._git, commit, pygit2.Commit).parent_ids), None)
         if since is not None:
-            start = self._git.merge_base(since, commit)
+            start = merge_base(self._git.path, since, commit)
         changes = islice(self.changes(start, commit), count)
         return [("M" if old and new else "D" if old else "A", path) for path, old, new in changes]
 
