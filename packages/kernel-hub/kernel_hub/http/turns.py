@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 import anyio
 from anyio import to_thread
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 Result = TypeVar("Result")
 
@@ -31,6 +31,8 @@ async def take_turn(request: Request, work: Callable[[], Result], kind: str = "l
     with request.app.state.metrics.waiting.track_inprogress():
         await own.acquire()
     try:
+        if await request.is_disconnected() or await request.is_disconnected():  # the first reads the request's end
+            raise ClientDisconnect
         return await to_thread.run_sync(work, limiter=turns.threads)
     finally:
         own.release()
