@@ -125,10 +125,7 @@ class ModelRunner:
         synchronize(self._settings["device"])
 
     def prepare(self, calls: list[Any], slots: list[list[Any]]) -> None:
-        """Make the tensors of a run, which takes Python as long as a small kernel.
-
-        A call without a skeleton gets it from `run`.
-        """
+        """Make the tensors of a run, which takes Python as long as a small kernel. `run` may get the skeletons."""
         self._calls = [self._arguments(call) for call in calls]
         self._held, self._slots = [], slots
         self._targets = [[self._outputs.tensor(slot) for slot in call] for call in slots]

@@ -168,6 +168,10 @@ class Reference:
         except Exception as error:
             return f"the task's rule raises {type(error).__name__}: {error}"
 
+    def accepts(self, given: Arguments, results: Tensors, eager: Tensors) -> bool:
+        """Return whether the task's own rule accepts results, or does not apply: it rejects eager's, too."""
+        return self.has_rule and (not self.fault(given, results, eager) or bool(self.fault(given, eager, eager)))
+
     def _evaluate(self, model: Any, given: Arguments, change: Any) -> Tensors:
         seed_generators(self.device, given.seed)
         arguments = with_tensors(given.skeleton, [change(tensor) for tensor in given.tensors])

@@ -133,7 +133,7 @@ class ResultChecks:
             ) from failure
         eager, expected, allowed = known
         wrong = difference(results, eager, expected, self._tolerance, (reference, given), allowed)
-        if wrong and (not reference.has_rule or reference.fault(given, results, eager)):
+        if wrong and not reference.accepts(given, results, eager):
             raise RejectedError(
                 _OUTSIDE, f"right for the task's own inputs, wrong for {name}: {wrong.text}", case | wrong.facts
             )
