@@ -90,20 +90,11 @@ struct KernelConfig {
 };
 
 // Calls `launch(row)` with the row of the launch table for a call, as a std::integral_constant.
-template <Pass kPass, Access kAccess, typename T, typename Launch>
-void dispatch_row(int64_t hidden, const Launch& launch) {
-  constexpr Variants kVariants{kPass, kAccess};
-  const int row = find_row(kLaunchTable, {compiled_capability(), kTypeOf<T>, kVariants, hidden});
-  with_row<kLaunchTable, dtype_bit(kTypeOf<T>), kVariants.bits>(row, launch);
-}
-
-template <Pass kPass, typename T, typename Launch>
-void dispatch_access(bool vectors, int64_t hidden, const Launch& launch) {
-  if (vectors) {
-    dispatch_row<kPass, Access::vectors, T>(hidden, launch);
-  } else {
-    dispatch_row<kPass, Access::elements, T>(hidden, launch);
-  }
+template <typename T, typename Launch>
+void dispatch_row(bool vectors, int64_t hidden, const Launch& launch) {
+  const Variants access = vectors ? Access::vectors : Access::elements;
+  with_row<kLaunchTable, dtype_bit(kTypeOf<T>)>(
+      find_row(kLaunchTable, {compiled_capability(), kTypeOf<T>, access, hidden}), launch);
 }
 
 // Calls `launch(chunk, blocks)` for each chunk of at most 2^30 vectors.

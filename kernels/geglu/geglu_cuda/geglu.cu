@@ -89,7 +89,7 @@ void launch(const Forward& problem, cudaStream_t stream) {
   constexpr int64_t kWidth = kVectorBytes / sizeof(T);
   const bool vectors = problem.hidden % kWidth == 0 && aligned(problem.gate, sizeof(T)) &&
                        aligned(problem.up, sizeof(T)) && aligned(problem.out);
-  dispatch_access<Pass::forward, T>(vectors, problem.hidden, [&](auto row) {
+  dispatch_row<T>(vectors, problem.hidden, [&](auto row) {
     using Row = KernelConfig<T, row()>;
     for_each_chunk<Row>(problem.rows, problem.hidden, [&](const Chunk& chunk, unsigned blocks) {
       T* out = static_cast<T*>(problem.out) + chunk.first_row * problem.hidden + chunk.first_column;
@@ -105,7 +105,7 @@ void launch(const Backward& problem, cudaStream_t stream) {
   const bool vectors = problem.hidden % kWidth == 0 && problem.stride % kWidth == 0 &&
                        aligned(problem.grad, sizeof(T)) && aligned(problem.gate, sizeof(T)) &&
                        aligned(problem.up, sizeof(T)) && aligned(problem.grad_gate) && aligned(problem.grad_up);
-  dispatch_access<Pass::backward, T>(vectors, problem.hidden, [&](auto row) {
+  dispatch_row<T>(vectors, problem.hidden, [&](auto row) {
     using Row = KernelConfig<T, row()>;
     for_each_chunk<Row>(problem.rows, problem.hidden, [&](const Chunk& chunk, unsigned blocks) {
       const BackwardTensors<Row> tensors{{problem.grad, chunk},

@@ -49,6 +49,8 @@ Rows even_rows_of(Tensor& tensor) { return rows_of(tensor, 1); }
 // Sets gate and up to the halves of the rows of x.
 template <class Problem>
 void read_halves(Problem& problem, Tensor& x, bool gate_first) {
+  problem.hidden = x.size(x.dim() - 1) / 2;
+  problem.rows = x.numel() / 2 / problem.hidden;
   problem.gate = problem.up = even_rows_of(x);
   Rows& second = gate_first ? problem.up : problem.gate;
   second.data = static_cast<const char*>(second.data) + problem.hidden * bytes_of(problem.type);
@@ -77,8 +79,6 @@ Tensor geglu_halves(Tensor x, int64_t activation, bool gate_first) {
   Tensor out = allocate(sizes, dtype(x), x);
   const int64_t elements = x.numel() / 2;
   if (elements == 0) return out;
-  problem.hidden = x.size(x.dim() - 1) / 2;
-  problem.rows = elements / problem.hidden;
   read_halves(problem, x, gate_first);
   problem.out = out.mutable_data_ptr();
   launch(problem, x, elements, 1);
@@ -113,8 +113,6 @@ Tensor geglu_halves_backward(Tensor grad, Tensor x, int64_t activation, bool gat
   Tensor grad_x = allocate_like(x);
   const int64_t elements = grad.numel();
   if (elements == 0) return grad_x;
-  problem.hidden = x.size(x.dim() - 1) / 2;
-  problem.rows = elements / problem.hidden;
   read_halves(problem, x, gate_first);
   problem.grad = even_rows_of(grad);
   auto* first = static_cast<char*>(grad_x.mutable_data_ptr());
