@@ -26,28 +26,26 @@ def _modulated(norm: torch.nn.Module, x: Tensor, scale: Tensor, shift: Tensor) -
     return norm(x) * (1 + scale)[:, None] + shift[:, None]
 
 
-class LayerNorm(torch.nn.Module):
-    """Replaces `torch.nn.LayerNorm` over one dimension, with or without weight and bias."""
-
+class _Layer(torch.nn.Module):
     can_torch_compile = True
+
+
+class LayerNorm(_Layer):
+    """Replaces `torch.nn.LayerNorm` over one dimension, with or without weight and bias."""
 
     def forward(self, input: Tensor) -> Tensor:
         return _layer_norm(self, input)
 
 
-class FP32LayerNorm(torch.nn.Module):
+class FP32LayerNorm(_Layer):
     """Replaces diffusers' `FP32LayerNorm` over one dimension, for any dtypes of x and weight."""
-
-    can_torch_compile = True
 
     def forward(self, inputs: Tensor) -> Tensor:
         return _layer_norm(self, inputs)
 
 
-class AdaLayerNormZero(torch.nn.Module):
+class AdaLayerNormZero(_Layer):
     """Replaces diffusers' `AdaLayerNormZero`: norm and modulation are one kernel."""
-
-    can_torch_compile = True
 
     def forward(
         self,
@@ -63,20 +61,16 @@ class AdaLayerNormZero(torch.nn.Module):
         return (_modulated(self.norm, x, scale, shift), *others)
 
 
-class AdaLayerNormZeroSingle(torch.nn.Module):
+class AdaLayerNormZeroSingle(_Layer):
     """Replaces diffusers' `AdaLayerNormZeroSingle`: norm and modulation are one kernel."""
-
-    can_torch_compile = True
 
     def forward(self, x: Tensor, emb: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
         shift, scale, gate = self.linear(self.silu(emb)).chunk(3, dim=1)
         return _modulated(self.norm, x, scale, shift), gate
 
 
-class AdaLayerNormContinuous(torch.nn.Module):
+class AdaLayerNormContinuous(_Layer):
     """Replaces diffusers' `AdaLayerNormContinuous`: one kernel if its LayerNorm has no weight."""
-
-    can_torch_compile = True
 
     def forward(self, x: Tensor, conditioning_embedding: Tensor) -> Tensor:
         scale, shift = self.linear(self.silu(conditioning_embedding).to(x.dtype)).chunk(2, dim=1)

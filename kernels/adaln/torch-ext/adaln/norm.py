@@ -83,9 +83,7 @@ def gate_residual(residual: Tensor, branch: Tensor, gate: Tensor, rounding: str 
         rounding: `"last"` computes in float32 and rounds once. `"each"` also rounds the product.
 
     Raises:
-        TypeError: If an argument has a wrong type; the message names it.
-        RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
-        ValueError: If `rounding` has another value.
+        TypeError, RuntimeError, ValueError: As `ada_layer_norm`.
     """
     stepwise = rounding != "last" and _is_stepwise(rounding)
     try:
@@ -115,22 +113,15 @@ def gate_residual_ada_norm(
     The new residual is rounded before it is normalized, as in two separate steps.
 
     Args:
-        residual: As in `gate_residual`.
-        branch: As in `gate_residual`.
+        residual, branch: As in `gate_residual`.
         gate: As in `gate_residual`, with as many rows as `scale`. Where one of them has fewer rows, expand it:
             `gate.expand(x.shape)`. None: no gate, as in `add_ada_norm`.
-        scale: As in `ada_layer_norm`.
-        shift: As in `ada_layer_norm`.
-        weight: As in `ada_layer_norm`.
-        bias: As in `ada_layer_norm`.
-        eps: As in `ada_layer_norm`.
+        scale, shift, weight, bias, eps: As in `ada_layer_norm`.
         norm: `"layer"`, or `"rms"` for the norm of `ada_rms_norm`.
         rounding: As in `gate_residual` and `ada_layer_norm`.
 
     Raises:
-        TypeError: If an argument has a wrong type; the message names it.
-        RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
-        ValueError: If `norm` or `rounding` has another value.
+        TypeError, RuntimeError, ValueError: As `ada_layer_norm`; ValueError also if `norm` has another value.
     """
     if norm not in ("layer", "rms"):
         raise ValueError(f'adaln: norm must be "layer" or "rms", not {norm!r}')

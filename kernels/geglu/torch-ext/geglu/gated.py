@@ -54,9 +54,7 @@ def geglu_pair(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
         approximate: As in `geglu`.
 
     Raises:
-        TypeError: If an argument has a wrong type; the message names it.
-        ValueError: If `approximate` has another value.
-        RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
+        TypeError, ValueError, RuntimeError: As `geglu`.
     """
     activation = _GELU if approximate == "none" else _approximate_gelu(approximate)
     try:
@@ -75,16 +73,14 @@ def swiglu(x: Tensor, up: Optional[Tensor] = None, *, gate: str = "second") -> T
     Args:
         x: As in `geglu`.
         up: If given, `x` is the whole gate: `swiglu(gate, up)` is `swiglu_pair(gate, up)`.
-        gate: Which half of `x` is the gate, `"first"` or `"second"`.
+        gate: As in `geglu`.
 
     The arithmetic is float32, and the result is rounded to the dtype of `x` once. Models that round `silu(gate)` before
     the product get a result that is closer to float32, at most one unit in the last place from theirs. `x` and `up` get
     gradients.
 
     Raises:
-        TypeError: If an argument has a wrong type; the message names it.
-        ValueError: If `gate` has another value, or if it is given with `up`.
-        RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
+        TypeError, ValueError, RuntimeError: As `geglu`.
     """
     if gate not in ("first", "second"):
         raise ValueError(f"geglu: gate must be 'first' or 'second', not {gate!r}")
@@ -106,12 +102,10 @@ def swiglu_pair(gate: Tensor, up: Tensor) -> Tensor:
     """Return `up * silu(gate)`, contiguous, rounded once.
 
     Args:
-        gate: float32, float16 or bfloat16, of any shape. It is read in place as in `geglu`.
-        up: Of the shape and dtype of `gate`; its strides may differ.
+        gate, up: As in `geglu_pair`.
 
     Raises:
-        TypeError: If an argument has a wrong type; the message names it.
-        RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
+        TypeError, RuntimeError: As `geglu`.
     """
     try:
         if FORWARD_AD[LEVEL] < 0:
@@ -171,10 +165,7 @@ class _Pair(torch.autograd.Function):
         return *_geglu_pair_backward(grad, *ctx.saved_tensors, ctx.activation), None
 
 
-# --- fakes -----------------------------------------------------------------------------------------------------------
-
-
-# They state the shapes and dtypes of results; the binding checks the arguments.
+# --- fakes: shapes and dtypes of results; the binding checks the arguments ------------------------------------------
 
 
 @torch.library.register_fake(add_op_namespace_prefix("geglu_halves"))

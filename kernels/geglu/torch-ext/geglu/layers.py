@@ -5,25 +5,25 @@ import torch
 from .gated import geglu, geglu_pair, swiglu, swiglu_pair
 
 
-class GEGLU(torch.nn.Module):
-    """Replaces diffusers' `GEGLU`: a projection whose second half is the gate of the first."""
-
+class _Layer(torch.nn.Module):
     can_torch_compile = True
+
+
+class GEGLU(_Layer):
+    """Replaces diffusers' `GEGLU`: a projection whose second half is the gate of the first."""
 
     def forward(self, hidden_states: torch.Tensor, *args, **kwargs) -> torch.Tensor:
         return geglu(self.proj(hidden_states))
 
 
-class SwiGLU(torch.nn.Module):
+class SwiGLU(_Layer):
     """Replaces diffusers' `SwiGLU`: a projection whose second half is the gate of the first."""
-
-    can_torch_compile = True
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return swiglu(self.proj(hidden_states))
 
 
-class GatedMLP(torch.nn.Module):
+class GatedMLP(_Layer):
     """Replaces transformers' gated MLPs with separate projections: of Llama, Mistral, Qwen 2 and 3, Olmo 2, Gemma.
 
     The model's `act_fn` decides between SwiGLU and GEGLU.
@@ -31,8 +31,6 @@ class GatedMLP(torch.nn.Module):
     Raises:
         ValueError: If `act_fn` is neither SiLU nor a gelu that the kernel supports.
     """
-
-    can_torch_compile = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_proj(x), self.up_proj(x)
@@ -45,14 +43,12 @@ class GatedMLP(torch.nn.Module):
 GemmaMLP = GatedMLP
 
 
-class Phi3MLP(torch.nn.Module):
+class Phi3MLP(_Layer):
     """Replaces transformers' `Phi3MLP`: one projection, whose first half is the gate of the second.
 
     Raises:
         ValueError: If `activation_fn` is neither SiLU nor a gelu that the kernel supports.
     """
-
-    can_torch_compile = True
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         x = self.gate_up_proj(hidden_states)

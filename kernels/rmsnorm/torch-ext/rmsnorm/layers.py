@@ -10,10 +10,12 @@ from torch import Tensor
 from .norm import rms_norm
 
 
-class RMSNorm(torch.nn.Module):
-    """Replaces `torch.nn.RMSNorm` over one dimension, with or without weight, including its default `eps`."""
-
+class _Layer(torch.nn.Module):
     can_torch_compile = True
+
+
+class RMSNorm(_Layer):
+    """Replaces `torch.nn.RMSNorm` over one dimension, with or without weight, including its default `eps`."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.weight is None and len(self.normalized_shape) != 1:
@@ -23,53 +25,45 @@ class RMSNorm(torch.nn.Module):
         return rms_norm(x, self.weight, torch.finfo(x.dtype).eps if self.eps is None else self.eps)
 
 
-class LlamaRMSNorm(torch.nn.Module):
+class LlamaRMSNorm(_Layer):
     """Replaces the norms of transformers that round before the weight: Llama, Qwen 2 and 3, Mistral, Phi 3, ...
 
     They have a `weight` and a `variance_epsilon`. The result has the dtype to which Torch promotes x and weight.
     """
-
-    can_torch_compile = True
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         weight = self.weight if self.weight.dtype == hidden_states.dtype else self.weight.float()
         return rms_norm(hidden_states, weight, self.variance_epsilon, rounding="before_weight")
 
 
-class Olmo2RMSNorm(torch.nn.Module):
+class Olmo2RMSNorm(_Layer):
     """Replaces the norms of transformers that round after the weight, to the dtype of x: Olmo 2 and 3, ...
 
     They have a `weight` and a `variance_epsilon`.
     """
-
-    can_torch_compile = True
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         weight = self.weight if self.weight.dtype == hidden_states.dtype else self.weight.float()
         return rms_norm(hidden_states, weight, self.variance_epsilon)
 
 
-class GemmaRMSNorm(torch.nn.Module):
+class GemmaRMSNorm(_Layer):
     """Replaces the norms of transformers that multiply by `1 + weight`: Gemma 1 to 3, Qwen 3 Next, ...
 
     They have a `weight` and an `eps`, and round once, after the weight, to the dtype of x.
     """
-
-    can_torch_compile = True
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight if self.weight.dtype == x.dtype else self.weight.float()
         return rms_norm(x, weight, self.eps, offset=1.0)
 
 
-class DiffusersRMSNorm(torch.nn.Module):
+class DiffusersRMSNorm(_Layer):
     """Replaces diffusers' `RMSNorm` over one dimension, with or without `weight` and `bias`.
 
     Without weight the result has the dtype of x. With a float16 or bfloat16 weight it has the dtype of the weight, and
     is rounded to it before the weight as well. With a float32 weight it is float32.
     """
-
-    can_torch_compile = True
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         weight = self.weight

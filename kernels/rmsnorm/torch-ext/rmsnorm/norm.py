@@ -66,9 +66,7 @@ def add_rms_norm(
         weight, eps, offset, rounding: As in `rms_norm`.
 
     Raises:
-        TypeError: If an argument has a wrong type; the message names it.
-        RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
-        ValueError: If `rounding` has another value.
+        TypeError, RuntimeError, ValueError: As `rms_norm`.
     """
     options = (eps,) if rounding == "last" and offset == 0.0 else _options(eps, offset, rounding)
     try:
@@ -100,11 +98,8 @@ def add_rms_norm_(
             must have the dtype of `x`, because the result has it.
 
     Raises:
-        TypeError: If an argument has a wrong type; the message names it.
-        RuntimeError: If an argument has a wrong shape, dtype or device, or cannot be written in place; the message
-            names it.
+        TypeError, RuntimeError, ValueError: As `rms_norm`; RuntimeError also if an argument cannot be written in place.
         NotImplementedError: If an argument needs a gradient.
-        ValueError: If `rounding` has another value.
     """
     options = (eps,) if rounding == "last" and offset == 0.0 else _options(eps, offset, rounding)
     try:
@@ -127,13 +122,11 @@ def add_rms_norm_(
 
 def _options(eps, offset, rounding):
     """Return the ops' arguments eps, offset and rounded_before_weight, without the last if it has its default value."""
-    return (eps, offset) if rounding == "last" else (eps, offset, _is_before_weight(rounding))
-
-
-def _is_before_weight(rounding: str) -> bool:
-    if rounding not in ("last", "before_weight"):
+    if rounding == "last":
+        return eps, offset
+    if rounding != "before_weight":
         raise ValueError(f'rmsnorm: rounding must be "last" or "before_weight", not {rounding!r}')
-    return rounding == "before_weight"
+    return eps, offset, True
 
 
 _rms_norm = ops.rms_norm.default
@@ -190,10 +183,7 @@ def _gradients(ctx, grad, x, weight, grad_sum, weight_grad):
     return grad_x.to(x.dtype), grad_weight
 
 
-# --- fakes -----------------------------------------------------------------------------------------------------------
-
-
-# They state the shapes and dtypes of results; the binding checks the arguments.
+# --- fakes: shapes and dtypes of results; the binding checks the arguments ------------------------------------------
 
 
 def _dtype_of_norm(x: Tensor, weight: Optional[Tensor], before_weight: bool) -> torch.dtype:

@@ -56,9 +56,7 @@ def norm_rotary(
     weights get gradients, which ignore the roundings.
 
     Raises:
-        TypeError: If an argument has a wrong type; the message names it.
-        RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
-        ValueError: If an argument has a wrong value; the message names it.
+        TypeError, RuntimeError, ValueError: As `rope3d`.
     """
     head_dim, half, heads_first = _form(pairs, layout, head_dim)
     options = eps, _is_per_token(norm), offset, _is_before_weight(rounding)

@@ -117,9 +117,7 @@ def apply_rotary(
     each pair, `cos_a` is `cos_b` and `sin_a` is `sin_b`.
 
     Raises:
-        TypeError: If an argument has a wrong type; the message names it.
-        RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
-        ValueError: If an argument has a wrong value; the message names it.
+        TypeError, RuntimeError, ValueError: As `rope3d`.
     """
     try:
         options = _unless_default(rotary_dim or 0, prefix, *_form(pairs, layout, head_dim))
