@@ -42,15 +42,6 @@ template <typename Word>
 __device__ __forceinline__ Word* shared_pointer(SharedAddress address) {
   return reinterpret_cast<Word*>(address);
 }
-
-using SharedDifference = int64_t;
-__device__ __forceinline__ SharedDifference shared_difference(SharedAddress from, SharedAddress to) {
-  return to - from;
-}
-__device__ __forceinline__ void move_to_other(SharedAddress& address, SharedDifference& difference) {
-  address += difference;
-  difference = -difference;
-}
 #else
 using SharedAddress = uint32_t;
 __device__ __forceinline__ SharedAddress shared_address(const void* shared) {
@@ -59,15 +50,6 @@ __device__ __forceinline__ SharedAddress shared_address(const void* shared) {
 template <typename Word>
 __device__ __forceinline__ Word* shared_pointer(SharedAddress address) {
   return static_cast<Word*>(__cvta_shared_to_generic(address));
-}
-
-// Switches an address between two places.
-using SharedDifference = uint32_t;
-__device__ __forceinline__ SharedDifference shared_difference(SharedAddress from, SharedAddress to) {
-  return from ^ to;
-}
-__device__ __forceinline__ void move_to_other(SharedAddress& address, SharedDifference& difference) {
-  address ^= difference;
 }
 #endif
 

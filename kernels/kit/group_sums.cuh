@@ -21,6 +21,33 @@ __device__ __forceinline__ void sum_over_lanes(float (&sums)[kSums], int width) 
   }
 }
 
+// Sums over a block of whole warps, which is one row; each thread gets the totals. `scratch` is 16-byte aligned, and
+// may be used again after the next __syncthreads.
+template <int kSums, int kMaxWarps>
+__device__ __forceinline__ void sum_over_block(float (&sums)[kSums], float (&scratch)[kMaxWarps][kSums]) {
+  static_assert(kSums == 2 || kSums == 4);
+  using Part = typename Word<kSums * sizeof(float)>::Type;
+  sum_over_lanes(sums, kWarp);
+  if (threadIdx.x % kWarp == 0) {
+    // As one word: clang does not know the alignment that memcpy may assume here, and stores byte by byte.
+    Part part;
+    memcpy(&part, sums, sizeof(part));
+    *reinterpret_cast<Part*>(scratch[threadIdx.x / kWarp]) = part;
+  }
+  __syncthreads();
+  const int warps = blockDim.x / kWarp;
+#pragma unroll
+  for (int k = 0; k < kSums; ++k) sums[k] = 0.0f;
+#pragma unroll 4
+  for (int warp = 0; warp < warps; ++warp) {
+    const Part part = *reinterpret_cast<const Part*>(scratch[warp]);
+    float parts[kSums];
+    memcpy(parts, &part, sizeof(part));
+#pragma unroll
+    for (int k = 0; k < kSums; ++k) sums[k] += parts[k];
+  }
+}
+
 // Synchronizes the threads of one row.
 __device__ __forceinline__ void synchronize_group() {
   if (blockDim.x <= kWarp) {

@@ -92,53 +92,13 @@ __device__ __forceinline__ void store_shared(SharedAddress to, float value) {
 
 #endif
 
-// Conversions to float32, in pairs, which takes half the instructions.
-template <int kWidth>
-__device__ __forceinline__ void decode_all(const float* elements, float (&values)[kWidth]) {
+// Conversions to float32.
+template <typename T, int kWidth>
+__device__ __forceinline__ void decode_all(const T* elements, float (&values)[kWidth]) {
+  Vector<T, kWidth> vector;
+  memcpy(&vector, elements, sizeof(vector));
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) values[i] = elements[i];
-}
-template <int kWidth>
-__device__ __forceinline__ void decode_all(const __half* elements, float (&values)[kWidth]) {
-  if constexpr (kWidth == 1) {
-    values[0] = decode(elements[0]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kWidth; i += 2) {
-      const float2 pair = __half22float2(__halves2half2(elements[i], elements[i + 1]));
-      values[i] = pair.x;
-      values[i + 1] = pair.y;
-    }
-  }
-}
-template <int kWidth>
-__device__ __forceinline__ void decode_all(const __nv_bfloat16* elements, float (&values)[kWidth]) {
-  if constexpr (kWidth == 1) {
-    values[0] = decode(elements[0]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kWidth; i += 2) {
-      uint32_t pair;
-      memcpy(&pair, elements + i, sizeof(pair));
-      values[i] = __uint_as_float(pair << 16);
-      values[i + 1] = __uint_as_float(pair & 0xffff0000u);
-    }
-  }
-}
-
-// Decodes a vector from its word.
-template <typename T>
-__device__ __forceinline__ void decode_words(uint4 word, float (&values)[kVectorWidth<T>]) {
-  const uint32_t parts[4] = {word.x, word.y, word.z, word.w};
-  Vector<T, 2> pair;
-#pragma unroll
-  for (int i = 0; i < kVectorWidth<T>; i += 2) {
-    memcpy(&pair, &parts[i * sizeof(T) / sizeof(uint32_t)], sizeof(pair));
-    float two[2];
-    decode_all(pair.elements, two);
-    values[i] = two[0];
-    values[i + 1] = two[1];
-  }
+  for (int i = 0; i < kWidth; ++i) values[i] = decode(vector, i);
 }
 
 // Reads a vector of T from shared memory.
@@ -245,9 +205,7 @@ __device__ __forceinline__ void load_mixed(const void* from, Type type, int64_t 
   if (sizeof(T) == sizeof(float) || type == Type::float32) {
     load_floats(static_cast<const float*>(from) + index, values);
   } else {
-    const auto vector = load<T, kWidth>(static_cast<const T*>(from) + index);
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) values[i] = decode(vector, i);
+    decode_all(load<T, kWidth>(static_cast<const T*>(from) + index).elements, values);
   }
 }
 

@@ -175,16 +175,6 @@ bool ring_takes(const Backward& problem, const RingLayout& layout) {
   return layout.rows > 0 && problem.rows > 1 && !has_per_row_modulations(problem);
 }
 
-bool all_aligned(const Backward& problem) {
-  const int64_t element = bytes_of(problem.type);
-  return problem.hidden % (kVectorBytes / element) == 0 && aligned(problem.grad, element) &&
-         aligned(problem.x, element) && aligned(problem.grad_sum, element) && aligned(problem.branch, element) &&
-         aligned(problem.gate) && aligned(problem.scale) && aligned(problem.weight.data) &&
-         aligned(problem.bias.data) && aligned(problem.grad_x) && aligned(problem.grad_branch) &&
-         aligned(problem.grad_scale) && aligned(problem.grad_gate) && aligned(problem.grad_weight) &&
-         aligned(problem.grad_bias);
-}
-
 // The rows of a problem that are evenly strided.
 struct StridedBackward {
   StridedRows x, grad, grad_sum, branch, scale, gate;
@@ -202,36 +192,39 @@ bool as_strided(const Backward& problem, StridedBackward* strided) {
          as_strided(problem.gate.rows, span, &strided->gate);
 }
 
+BackwardRows backward_rows(const Backward& problem, const StridedBackward& strided) {
+  return {strided.scale,
+          strided.gate,
+          problem.weight.data,
+          dynamic_type(problem.scale.type),
+          dynamic_type(problem.gate.type),
+          dynamic_type(problem.weight.type),
+          problem.grad_x,
+          problem.grad_branch,
+          problem.sums.partial,
+          problem.sums.count,
+          static_cast<uint32_t>(problem.rows / problem.sums.groups),
+          static_cast<uint32_t>(problem.sums.parts),
+          static_cast<int>(problem.hidden),
+          Average(problem.hidden),
+          problem.eps,
+          problem.centered};
+}
+
 ShortBackward short_problem(const Backward& problem, const StridedBackward& strided) {
+  const BackwardRows common = backward_rows(problem, strided);
   const DynamicType type = dynamic_type(problem.type);
-  const DynamicType scale_type = dynamic_type(problem.scale.type), gate_type = dynamic_type(problem.gate.type);
   const bool per_row = has_per_row_modulations(problem), one_row = problem.rows == 1;
-  ShortBackward rows{{strided.x, strided.grad, {}, strided.grad_sum, {}, strided.branch},
-                     strided.scale,
-                     strided.gate,
-                     problem.weight.data,
+  ShortBackward rows{common,
+                     {strided.x, strided.grad, {}, strided.grad_sum, {}, strided.branch},
                      problem.bias.data,
-                     {type, type, scale_type, type, gate_type, type},
-                     scale_type,
-                     gate_type,
-                     dynamic_type(problem.weight.type),
+                     {type, type, common.scale_type, type, common.gate_type, type},
                      dynamic_type(problem.bias.type),
-                     problem.grad_x,
-                     problem.grad_branch,
                      per_row ? problem.grad_scale : nullptr,
                      per_row ? problem.grad_gate : nullptr,
                      one_row ? problem.grad_weight : nullptr,
-                     one_row ? problem.grad_bias : nullptr,
-                     one_row ? nullptr : problem.sums.partial,
-                     problem.sums.count,
-                     static_cast<uint32_t>(problem.rows / problem.sums.groups),
-                     static_cast<uint32_t>(problem.sums.parts),
-                     static_cast<int>(problem.hidden),
-                     0,
-                     0,
-                     Average(problem.hidden),
-                     problem.eps,
-                     problem.centered};
+                     one_row ? problem.grad_bias : nullptr};
+  if (one_row) rows.partial = nullptr;
   if (per_row) {
     std::swap(rows.scale, rows.streams[kStreamScale]);
     std::swap(rows.gate, rows.streams[kStreamGate]);
@@ -240,27 +233,13 @@ ShortBackward short_problem(const Backward& problem, const StridedBackward& stri
 }
 
 RingBackward ring_problem(const Backward& problem, const StridedBackward& strided, const RingLayout& layout) {
+  RingBackward rows{backward_rows(problem, strided),
+                    {strided.x, strided.grad, strided.grad_sum, strided.branch},
+                    {},
+                    static_cast<uint32_t>(layout.stages)};
   const int64_t step = problem.sums.parts * layout.rows * bytes_of(problem.type);
-  return {{strided.x, strided.grad, strided.grad_sum, strided.branch},
-          {step * strided.x.row_stride, step * strided.grad.row_stride, step * strided.grad_sum.row_stride,
-           step * strided.branch.row_stride},
-          strided.scale,
-          strided.gate,
-          problem.weight.data,
-          problem.scale.type,
-          problem.gate.type,
-          problem.weight.type,
-          problem.grad_x,
-          problem.grad_branch,
-          problem.sums.partial,
-          problem.sums.count,
-          static_cast<uint32_t>(problem.rows / problem.sums.groups),
-          static_cast<uint32_t>(problem.sums.parts),
-          static_cast<int>(problem.hidden),
-          static_cast<uint32_t>(layout.stages),
-          Average(problem.hidden),
-          problem.eps,
-          problem.centered};
+  for (int k = 0; k < kRingTensors; ++k) rows.steps[k] = step * rows.rows[k].row_stride;
+  return rows;
 }
 
 cudaError_t launch(const Backward& problem, const DeviceProperties& device, cudaStream_t stream) {

@@ -30,10 +30,10 @@ __device__ __forceinline__ void multiply_by_factors(SharedAddress from, int grou
 // Sums over the threads of a row.
 struct RowSums {
   int lane, padded_warps;
-  bool high, odd;           // of the lane's quarter of the warp
-  uint32_t own;             // offset of the thread's own slot
-  SharedAddress exchange;   // the half in use
-  SharedDifference halves;  // to the other
+  bool high, odd;          // of the lane's quarter of the warp
+  uint32_t own;            // offset of the thread's own slot
+  SharedAddress exchange;  // the half in use
+  int other;               // from it to the other half
 
   template <typename Scratch>
   __device__ __forceinline__ RowSums(Scratch& scratch, int lane, int padded_warps)
@@ -42,7 +42,7 @@ struct RowSums {
     odd = (lane & 8) != 0;
     own = threadIdx.x / kWarp * sizeof(float4) + lane / 8 * sizeof(float);
     exchange = shared_address(&scratch[0][threadIdx.y * padded_warps]);
-    halves = shared_difference(exchange, exchange + sizeof(scratch[0]));
+    other = sizeof(scratch[0]);
   }
 
   __device__ __forceinline__ void add(const float (&totals)[4], int group, float (&sums)[4]) {
@@ -63,7 +63,8 @@ struct RowSums {
 #pragma unroll
       for (int k = 0; k < 4; ++k) sums[k] += (four[0][k] + four[1][k]) + (four[2][k] + four[3][k]);
     }
-    move_to_other(exchange, halves);  // a slow warp may still read this half while the next sums are written
+    exchange += other;  // a slow warp may still read this half while the next sums are written
+    other = -other;
   }
 };
 
@@ -74,12 +75,10 @@ struct RingMoments {
 };
 
 // Computes the moments of a row. Where the row is far from zero, replaces x by x - mean.
-template <typename T, int kRow, Branch kBranch>
-__device__ __forceinline__ RingMoments find_moments(const RingBackward& problem,
-                                                    const RingPosition<T, kRow, kBranch>& at, RowSums& row_sums,
-                                                    typename RingTypes<T, kRow, kBranch>::Elements& x,
-                                                    typename RingTypes<T, kRow, kBranch>::Elements& slope) {
-  using Types = RingTypes<T, kRow, kBranch>;
+template <typename Types>
+__device__ __forceinline__ RingMoments find_moments(const RingBackward& problem, const RingPosition<Types>& at,
+                                                    RowSums& row_sums, typename Types::Elements& x,
+                                                    typename Types::Elements& slope) {
   constexpr int kVectors = Types::kVectors, kWidth = Types::kWidth;
   float mean, variance, all[4];
   for (bool again = false;; again = true) {
@@ -117,20 +116,20 @@ __device__ __forceinline__ RingMoments find_moments(const RingBackward& problem,
 }
 
 // Writes a vector of a result, `index` elements from its start.
-template <typename T, int kRow, Branch kBranch, int kWidth>
-__device__ __forceinline__ void write_vector(const RingPosition<T, kRow, kBranch>& at, void* to, int64_t index, int i,
+template <typename Types, int kWidth>
+__device__ __forceinline__ void write_vector(const RingPosition<Types>& at, void* to, int64_t index, int i,
                                              const float (&total)[kWidth]) {
+  using T = typename Types::T;
   if (at.in_row(i)) store_streaming(static_cast<T*>(to) + index, encode_all<T>(total));
 }
 
 // Writes the gradients of a row, from its stage of the ring, and adds to the sums over rows.
-template <typename T, int kRow, Branch kBranch>
-__device__ __forceinline__ void finish_row(const RingBackward& problem, const RingPosition<T, kRow, kBranch>& at,
+template <typename Types>
+__device__ __forceinline__ void finish_row(const RingBackward& problem, const RingPosition<Types>& at,
                                            SharedAddress slot, int64_t offset, const RingMoments& moments,
-                                           const typename RingTypes<T, kRow, kBranch>::Elements& x,
-                                           const typename RingTypes<T, kRow, kBranch>::Elements& slope,
-                                           typename RingTypes<T, kRow, kBranch>::Sums& sums) {
-  using Types = RingTypes<T, kRow, kBranch>;
+                                           const typename Types::Elements& x, const typename Types::Elements& slope,
+                                           typename Types::Sums& sums) {
+  using T = typename Types::T;
   constexpr int kVectors = Types::kVectors, kWidth = Types::kWidth;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
@@ -142,7 +141,7 @@ __device__ __forceinline__ void finish_row(const RingBackward& problem, const Ri
       sums[kSlopeTimesNormed][i][j] += grad[j] * (x[i][j] * moments.rstd - moments.mean_times_rstd);
       sums[kSlope][i][j] += grad[j];
     }
-    if (kBranch != Branch::none && has(problem, kRingGradSum)) {
+    if (Types::kBranch != Branch::none && has(problem, kRingGradSum)) {
       float grad_sum[kWidth];
       decode_shared<T>(slot + (kRingGradSum * kVectors + i) * at.slot_bytes, grad_sum);
 #pragma unroll
@@ -150,7 +149,7 @@ __device__ __forceinline__ void finish_row(const RingBackward& problem, const Ri
     }
     const int64_t index = offset + i * at.column_step;
     write_vector(at, problem.grad_x, index, i, total);
-    if constexpr (kBranch == Branch::gated) {
+    if constexpr (Types::kBranch == Branch::gated) {
       if (Types::kOptionalGate && problem.grad_branch == nullptr) continue;
       if (has(problem, kRingBranch)) {
         float branch[kWidth];
@@ -167,11 +166,9 @@ __device__ __forceinline__ void finish_row(const RingBackward& problem, const Ri
 }
 
 // Puts the sums of all threads into shared memory, [sums][rows][vectors].
-template <typename T, int kRow, Branch kBranch>
-__device__ __forceinline__ void share_sums(const RingBackward& problem, const RingPosition<T, kRow, kBranch>& at,
-                                           int vectors, const typename RingTypes<T, kRow, kBranch>::Sums& sums,
-                                           float4* memory) {
-  using Types = RingTypes<T, kRow, kBranch>;
+template <typename Types>
+__device__ __forceinline__ void share_sums(const RingBackward& problem, const RingPosition<Types>& at, int vectors,
+                                           const typename Types::Sums& sums, float4* memory) {
   const int rows = blockDim.y;
 #pragma unroll
   for (int k = 0; k < Types::kSums; ++k) {
@@ -189,11 +186,9 @@ __device__ __forceinline__ void share_sums(const RingBackward& problem, const Ri
 }
 
 // Writes the block's partial sums. `missed`: the thread had no row in the block's last iteration.
-template <typename T, int kRow, Branch kBranch>
-__device__ __forceinline__ void store_sums(const RingBackward& problem, const RingPosition<T, kRow, kBranch>& at,
-                                           bool missed, const typename RingTypes<T, kRow, kBranch>::Sums& sums,
-                                           float4* memory) {
-  using Types = RingTypes<T, kRow, kBranch>;
+template <typename Types>
+__device__ __forceinline__ void store_sums(const RingBackward& problem, const RingPosition<Types>& at, bool missed,
+                                           const typename Types::Sums& sums, float4* memory) {
   float* const partial = problem.partial + static_cast<int64_t>(blockIdx.x) * problem.sum_count * at.hidden;
   if (blockDim.y == 1) {
 #pragma unroll
@@ -213,7 +208,7 @@ __device__ __forceinline__ void store_sums(const RingBackward& problem, const Ri
     if (problem.centered) synchronize_row(threadIdx.y, at.group);
   }
   __syncthreads();
-  share_sums<T, kRow, kBranch>(problem, at, vectors, sums, memory);
+  share_sums(problem, at, vectors, sums, memory);
   __syncthreads();
   store_partial_sums(memory, at.thread, at.threads, problem.sum_count, vectors, partial);
 }
@@ -226,14 +221,14 @@ __global__ void __launch_bounds__(kRingKernelTable[kRow].max_threads)
   constexpr int kVectors = Types::kVectors, kWidth = Types::kWidth, kTensors = Types::kTensors;
   extern __shared__ float4 memory[];
   __shared__ typename Types::Scratch scratch;
-  const RingPosition<T, kRow, kBranch> at(problem, shared_address(memory));
+  const RingPosition<Types> at(problem, shared_address(memory));
   prefetch_first(problem, at);
   for (int i = at.thread; i < 8 * Types::kMaxWarps; i += at.threads) reinterpret_cast<float4*>(scratch)[i] = float4{};
   grid_wait();
   trigger_next_grid();
   const char* next[kTensors];
-  RingLoader<T, kRow, kBranch> loader(problem, at, next);
-  const RingFactors<T, kRow, kBranch> factors(problem, at);
+  RingLoader<Types> loader(problem, at, next);
+  const RingFactors<Types> factors(problem, at);
   factors.fetch();
   loader.fetch_first();
   loader.wait();

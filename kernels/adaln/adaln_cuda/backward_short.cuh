@@ -21,19 +21,12 @@ constexpr size_t kShortStaticBytes = 2 * 1024;  // of shared memory, at most
 // The inputs of which a thread reads one vector per row.
 enum Stream : int { kStreamX, kStreamGrad, kStreamScale, kStreamGradSum, kStreamGate, kStreamBranch, kStreams };
 
-struct ShortBackward {
+struct ShortBackward : BackwardRows {
   StridedRows streams[kStreams];  // data null where there is none; modulations: where every row has its own
-  StridedRows scale, gate;        // of groups
-  const void *weight, *bias;
-  DynamicType stream_types[kStreams], scale_type, gate_type, weight_type, bias_type;
-  void *grad_x, *grad_branch, *grad_scale, *grad_gate, *grad_weight, *grad_bias;  // null: not written by this kernel
-  float* partial;
-  int sum_count;
-  uint32_t rows, parts;       // of a group
-  int hidden, words, stages;  // words of a row and thread, of all streams
-  Average average;
-  float eps;
-  bool centered;
+  const void* bias;
+  DynamicType stream_types[kStreams], bias_type;
+  void *grad_scale, *grad_gate, *grad_weight, *grad_bias;  // null: not written by this kernel
+  int words = 0, stages = 0;                               // words of a row and thread, of all streams
 };
 
 // A thread's columns of the rows of its group, and the ring through which they come. kBfloat16: all inputs that are
@@ -82,7 +75,7 @@ struct ShortRows {
 
   // Prefetches the first row into L2, by one thread.
   __device__ __forceinline__ void prefetch() const {
-    if (threadIdx.x == 0 && first_row < problem.rows) {
+    if (threadIdx.x == 0 && first_row < problem.group_rows) {
 #pragma unroll
       for (int k = 0; k < kStreams; ++k) {
         if (has(k)) {
@@ -98,7 +91,7 @@ struct ShortRows {
 
   // Starts the copies of the next row.
   __device__ __forceinline__ void fetch() {
-    if (in_row && next_row < problem.rows) {
+    if (in_row && next_row < problem.group_rows) {
       SharedAddress to = next_slot;
 #pragma unroll
       for (int k = 0; k < kStreams; ++k) {
@@ -201,8 +194,8 @@ __device__ __forceinline__ void finish_row(const ShortRows<kBfloat16>& rows, Sha
                                            float (&gate)[kWidth], float (&x)[kWidth], float (&grad)[kWidth],
                                            float (&slope)[kWidth], float (&sums)[3][kWidth]) {
   const ShortBackward& problem = rows.problem;
-  const bool written = rows.in_row && row < problem.rows;
-  const int64_t index = (static_cast<int64_t>(rows.rows_group) * problem.rows + row) * rows.hidden + rows.column;
+  const bool written = rows.in_row && row < problem.group_rows;
+  const int64_t index = (static_cast<int64_t>(rows.rows_group) * problem.group_rows + row) * rows.hidden + rows.column;
   float values[kWidth];
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
@@ -228,7 +221,7 @@ __device__ __forceinline__ void finish_row(const ShortRows<kBfloat16>& rows, Sha
     for (int j = 0; j < kWidth; ++j) slope[j] += values[j];
   }
   if (written) store_words(problem.grad_x, index, rows.type_of(kStreamX), slope);
-  if (row < problem.rows) {
+  if (row < problem.group_rows) {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
       sums[kSlope][j] += grad[j];
@@ -247,7 +240,7 @@ __device__ __forceinline__ void finish_row(const ShortRows<kBfloat16>& rows, Sha
       if (problem.grad_gate != nullptr && written) {
         store_words(problem.grad_gate, index, rows.type_of(kStreamGate), values);
       }
-      if (row < problem.rows) {
+      if (row < problem.group_rows) {
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) sums[kGate][j] += values[j];
       }
@@ -283,7 +276,7 @@ __global__ void __launch_bounds__(kShortThreads) backward_short_kernel(const __g
   int half = 0;
   SharedAddress stage = rows.ring;
 #pragma unroll 1
-  for (uint32_t block_row = rows.first_row - threadIdx.y; block_row < problem.rows; block_row += rows.stride) {
+  for (uint32_t block_row = rows.first_row - threadIdx.y; block_row < problem.group_rows; block_row += rows.stride) {
     cp_async_wait<kShortStages - 2>();
     if (problem.stages > 1) rows.fetch();
     float x[kWidth], grad[kWidth], slope[kWidth];
@@ -368,7 +361,7 @@ inline ShortLayout short_layout(const Backward& problem, const DeviceProperties&
 inline cudaError_t launch_short(const Backward& problem, ShortBackward& rows, const ShortLayout& layout,
                                 cudaStream_t stream) {
   rows.words = short_words(problem);
-  rows.stages = rows.rows <= rows.parts * layout.rows ? 1 : kShortStages;
+  rows.stages = rows.group_rows <= rows.parts * layout.rows ? 1 : kShortStages;
   constexpr int kSumBytes = 3 * kDynamicWidth * static_cast<int>(sizeof(float));
   const int bytes = layout.group * layout.rows * std::max(rows.words * rows.stages * kVectorBytes, kSumBytes);
   const auto kernel = reads_bfloat16_only(problem) ? backward_short_kernel<true> : backward_short_kernel<false>;

@@ -63,14 +63,6 @@ cudaError_t launch_tiles(TiledForward& problem, int64_t rows, const TileLayout& 
                          dim3(layout.group, layout.tiles), layout.shared_bytes, stream, problem);
 }
 
-bool all_aligned(const Forward& problem) {
-  const int64_t element = bytes_of(problem.type);
-  return problem.hidden % (kVectorBytes / element) == 0 && aligned(problem.x, element) &&
-         aligned(problem.branch, element) && aligned(problem.gate) && aligned(problem.scale) &&
-         aligned(problem.shift) && aligned(problem.weight.data) && aligned(problem.bias.data) &&
-         aligned(problem.normed) && aligned(problem.sum);
-}
-
 // The modulations and parameters of a problem, as the fast paths distinguish them.
 struct Factors {
   bool fast;        // the gate and all of them share a dtype, and steps are rounded to it or not at all

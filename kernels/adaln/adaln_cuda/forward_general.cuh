@@ -26,8 +26,9 @@ __global__ void __launch_bounds__(kGeneralThreads)
     if (problem.branch.data != nullptr) {
       const ElementRow branch(problem.branch, problem.type, row), gate(problem.gate, span);
       for_each_column(hidden, [&](int64_t column) {
-        const float sum =
-            gated_sum(problem.type, x.at(column), branch.at(column), gate.at(column, 1.0f), problem.stepwise);
+        const float term = branch.at(column), factor = gate.at(column, 1.0f);
+        const float sum = problem.stepwise ? x.at(column) + rounded_as(problem.type, term * factor)
+                                           : fmaf(term, factor, x.at(column));
         store_as(problem.type, problem.sum, first + column, sum);
       });
       if (problem.normed == nullptr) continue;

@@ -83,15 +83,10 @@ __device__ __forceinline__ void load_gate(const TiledForward& problem, const Til
 template <int kSums, int kMaxWarps>
 __device__ __forceinline__ void average_over_row(const Average& average, float (&sums)[kSums],
                                                  float (&scratch)[kMaxWarps][kSums]) {
-  const int group = blockDim.x;
-  if (group > kWarp) {
+  if (blockDim.x > kWarp) {
     sum_over_block(sums, scratch);
   } else {
-#pragma unroll 1
-    for (int distance = group / 2; distance > 0; distance /= 2) {
-#pragma unroll
-      for (int k = 0; k < kSums; ++k) sums[k] += shuffle_xor(sums[k], distance);
-    }
+    sum_over_lanes(sums, blockDim.x);
   }
 #pragma unroll
   for (int k = 0; k < kSums; ++k) sums[k] = average(sums[k]);

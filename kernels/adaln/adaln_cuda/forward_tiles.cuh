@@ -307,32 +307,6 @@ __device__ __forceinline__ void add_differences(const float (&x)[kWidth], bool h
   sum_of_squares += has ? squares : 0.0f;
 }
 
-// Sums over a block of whole warps; each thread gets the totals.
-template <int kSums, int kMaxWarps>
-__device__ __forceinline__ void sum_over_block(float (&sums)[kSums], float (&scratch)[kMaxWarps][kSums]) {
-  static_assert(kSums == 2 || kSums == 4);
-  using Part = typename Word<kSums * sizeof(float)>::Type;
-  sum_over_lanes(sums, kWarp);
-  if (threadIdx.x % kWarp == 0) {
-    // As one word: clang does not know the alignment that memcpy may assume here, and stores byte by byte.
-    Part part;
-    memcpy(&part, sums, sizeof(part));
-    *reinterpret_cast<Part*>(scratch[threadIdx.x / kWarp]) = part;
-  }
-  __syncthreads();
-  const int warps = blockDim.x / kWarp;
-#pragma unroll
-  for (int k = 0; k < kSums; ++k) sums[k] = 0.0f;
-#pragma unroll 4
-  for (int warp = 0; warp < warps; ++warp) {
-    const Part part = *reinterpret_cast<const Part*>(scratch[warp]);
-    float parts[kSums];
-    memcpy(parts, &part, sizeof(part));
-#pragma unroll
-    for (int k = 0; k < kSums; ++k) sums[k] += parts[k];
-  }
-}
-
 // The variance from the averages of differences from one of the row's elements and of their squares. These are not much
 // larger than those of differences from the mean, so a row far from zero keeps its digits.
 __device__ __forceinline__ float variance_of(float difference, float square) {

@@ -130,10 +130,10 @@ struct GateBackwardColumns {
     const int64_t index = (static_cast<int64_t>(group) * problem.rows + row) * problem.hidden + column;
     if (!problem.shared_gate) load_gate(row, gate);
     float slope[kWidth];
-    decode_words<T>(grad, slope);
+    decode_all(vector_of<T>(grad).elements, slope);
     if (problem.branch.data != nullptr) {
       float product[kWidth];
-      decode_words<T>(branch, product);
+      decode_all(vector_of<T>(branch).elements, product);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         product[j] *= slope[j];
@@ -192,10 +192,8 @@ template <typename T>
 bool launch_gate_of(const Forward& problem, const DeviceProperties& device, cudaStream_t stream, cudaError_t* error) {
   constexpr int kWidth = kVectorWidth<T>;
   StridedRows residual, branch, gate;
-  if (problem.hidden % kWidth != 0 || !aligned(problem.x, sizeof(T)) || !aligned(problem.branch, sizeof(T)) ||
-      !aligned(problem.gate) || !aligned(problem.sum) || problem.rows >= INT32_MAX ||
-      !as_strided(problem.x, problem.span, &residual) || !as_strided(problem.branch, problem.span, &branch) ||
-      !as_strided(problem.gate, &gate)) {
+  if (!all_aligned(problem) || problem.rows >= INT32_MAX || !as_strided(problem.x, problem.span, &residual) ||
+      !as_strided(problem.branch, problem.span, &branch) || !as_strided(problem.gate, &gate)) {
     return false;
   }
   const StridedGate strided{residual,
@@ -221,9 +219,7 @@ bool launch_gate_of(const Backward& problem, const DeviceProperties&, cudaStream
   constexpr int kWidth = kVectorWidth<T>;
   const int64_t rows = problem.rows / problem.sums.groups, parts = problem.sums.groups * problem.sums.parts;
   StridedRows grad, branch, gate;
-  if (problem.hidden % kWidth != 0 || !aligned(problem.grad_sum, sizeof(T)) || !aligned(problem.branch, sizeof(T)) ||
-      !aligned(problem.gate) || !aligned(problem.grad_branch) || !aligned(problem.grad_gate) ||
-      problem.rows >= INT32_MAX || !as_strided(problem.grad_sum, rows, &grad) ||
+  if (!all_aligned(problem) || problem.rows >= INT32_MAX || !as_strided(problem.grad_sum, rows, &grad) ||
       !as_strided(problem.branch, rows, &branch) || !as_strided(problem.gate, &gate)) {
     return false;
   }

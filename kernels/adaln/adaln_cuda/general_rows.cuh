@@ -45,11 +45,6 @@ struct ElementRow {
   }
 };
 
-// Returns residual + branch * gate; if `stepwise`, the product is rounded.
-__device__ __forceinline__ float gated_sum(Type type, float residual, float branch, float gate, bool stepwise) {
-  return stepwise ? residual + rounded_as(type, branch * gate) : fmaf(branch, gate, residual);
-}
-
 // Calls `use` with the thread's columns of a row, which are the same ones in each row.
 template <typename Use>
 __device__ __forceinline__ void for_each_column(int64_t hidden, Use&& use) {

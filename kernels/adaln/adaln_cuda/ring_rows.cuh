@@ -17,21 +17,10 @@ constexpr size_t kRingStaticBytes = 2 * 1024;  // of shared memory, at most
 
 enum RingTensor : int { kRingX, kRingGrad, kRingGradSum, kRingBranch, kRingTensors };
 
-struct RingBackward {
+struct RingBackward : BackwardRows {
   StridedRows rows[kRingTensors];  // data null where there is none
   int64_t steps[kRingTensors];     // from a row of a thread to its next one, in bytes
-  StridedRows scale, gate;
-  const void* weight;
-  Type scale_type, gate_type, weight_type;
-  void *grad_x, *grad_branch;
-  float* partial;
-  int sum_count;
-  uint32_t group_rows, parts;  // of a group
-  int hidden;
   uint32_t stages;
-  Average average;
-  float eps;
-  bool centered;
 };
 
 // Synchronizes the threads of one row. All rows of a block execute the same number of these barriers: compute-sanitizer
@@ -42,8 +31,10 @@ __device__ __forceinline__ void synchronize_row(int row, int threads) { synchron
 constexpr int ring_tensors(Branch branch) { return branch == Branch::none ? 2 : branch == Branch::plain ? 3 : 4; }
 
 // Constants derived from a row of the launch table.
-template <typename T, int kRow, Branch kBranch>
+template <typename T_, int kRow, Branch kBranch_>
 struct RingTypes {
+  using T = T_;
+  static constexpr Branch kBranch = kBranch_;
   static constexpr RingKernelConfig kConfig = kRingKernelTable[kRow];
   static constexpr int kWidth = kConfig.vector_bytes / static_cast<int>(sizeof(T)), kVectors = kConfig.vectors;
   static constexpr int kLast = kVectors - 1, kQuads = kVectors * kWidth / 4;
@@ -59,11 +50,9 @@ struct RingTypes {
 };
 
 // The position of a thread's part of its rows. Blocks are (threads of a row, rows).
-template <typename T, int kRow, Branch kBranch>
-struct RingPosition : RingTypes<T, kRow, kBranch> {
-  using Types = RingTypes<T, kRow, kBranch>;
-  using Types::kWidth, Types::kLast, Types::kVectors, Types::kTensors, Types::kQuads;
-  using Slot = typename Types::Slot;
+template <typename Types>
+struct RingPosition {
+  static constexpr int kWidth = Types::kWidth, kLast = Types::kLast;
 
   int hidden, group, threads, thread, lane;
   int padded_warps;               // of a row, a multiple of four
@@ -92,12 +81,12 @@ struct RingPosition : RingTypes<T, kRow, kBranch> {
     whole = first_column + kLast * column_step < hidden;
     first_row = part + threadIdx.y * problem.parts;
     stride = problem.parts * blockDim.y;
-    slot_bytes = group * sizeof(Slot);
-    stage_bytes = kTensors * kVectors * slot_bytes;
+    slot_bytes = group * sizeof(typename Types::Slot);
+    stage_bytes = Types::kTensors * Types::kVectors * slot_bytes;
     factors = memory + threadIdx.x * sizeof(float4);
-    factor_bytes = kQuads * group * sizeof(float4);
-    ring = memory + (kBranch == Branch::gated ? 2 : 1) * factor_bytes + threadIdx.y * problem.stages * stage_bytes +
-           threadIdx.x * sizeof(Slot);
+    factor_bytes = Types::kQuads * group * sizeof(float4);
+    ring = memory + (Types::kBranch == Branch::gated ? 2 : 1) * factor_bytes +
+           threadIdx.y * problem.stages * stage_bytes + threadIdx.x * sizeof(typename Types::Slot);
   }
 
   __device__ __forceinline__ bool in_row(int vector) const { return vector < kLast || whole; }
@@ -108,25 +97,22 @@ __device__ __forceinline__ bool has(const RingBackward& problem, int tensor) {
   return tensor < kRingGradSum || problem.rows[tensor].data != nullptr;
 }
 
-template <typename T>
-__device__ __forceinline__ int64_t size_of(Type type) {
-  return type == Type::float32 ? sizeof(float) : sizeof(T);
-}
-
 // Prefetches modulations, the weight, and the rows that the ring takes first.
-template <typename T, int kRow, Branch kBranch>
-__device__ __forceinline__ void prefetch_first(const RingBackward& problem, const RingPosition<T, kRow, kBranch>& at) {
-  using Types = RingTypes<T, kRow, kBranch>;
+template <typename Types>
+__device__ __forceinline__ void prefetch_first(const RingBackward& problem, const RingPosition<Types>& at) {
+  using T = typename Types::T;
   if (threadIdx.x != 0) return;
   if (threadIdx.y == 0) {
-    const auto prefetch = [&](const void* data, Type type, int64_t begin) {
+    const auto prefetch = [&](const void* data, DynamicType type, int64_t begin) {
       if (data == nullptr) return;
-      prefetch_row_to_l2(static_cast<const char*>(data) + begin * size_of<T>(type), at.hidden * size_of<T>(type));
+      const int64_t bytes = type.element_bytes();
+      prefetch_row_to_l2(static_cast<const char*>(data) + begin * bytes, at.hidden * bytes);
     };
     prefetch(problem.scale.data, problem.scale_type, at.rows_group * problem.scale.span_stride);
     prefetch(problem.weight, problem.weight_type, 0);
-    if (kBranch == Branch::gated)
+    if (Types::kBranch == Branch::gated) {
       prefetch(problem.gate.data, problem.gate_type, at.rows_group * problem.gate.span_stride);
+    }
   }
   uint32_t row = at.first_row;
   for (uint32_t stage = 1; stage < problem.stages && row < problem.group_rows; row += at.stride, ++stage) {
@@ -138,20 +124,19 @@ __device__ __forceinline__ void prefetch_first(const RingBackward& problem, cons
 }
 
 // Copies rows into the ring.
-template <typename T, int kRow, Branch kBranch>
-struct RingLoader : RingTypes<T, kRow, kBranch> {
-  using Types = RingTypes<T, kRow, kBranch>;
-  using Types::kTensors, Types::kVectors, Types::kLast, Types::kConfig;
-  using Slot = typename Types::Slot;
+template <typename Types>
+struct RingLoader {
+  static constexpr int kTensors = Types::kTensors, kVectors = Types::kVectors;
 
   const RingBackward& problem;
-  const RingPosition<T, kRow, kBranch>& at;
+  const RingPosition<Types>& at;
   const char* (&next)[kTensors];  // a reference: with the array in the struct, nvcc 13.0 unrolls no other loops
   uint32_t next_row;
 
-  __device__ __forceinline__ RingLoader(const RingBackward& problem, const RingPosition<T, kRow, kBranch>& at,
+  __device__ __forceinline__ RingLoader(const RingBackward& problem, const RingPosition<Types>& at,
                                         const char* (&next)[kTensors])
       : problem(problem), at(at), next(next), next_row(at.first_row) {
+    using T = typename Types::T;
 #pragma unroll
     for (int k = 0; k < kTensors; ++k) {
       next[k] =
@@ -166,7 +151,8 @@ struct RingLoader : RingTypes<T, kRow, kBranch> {
       if (next_row < problem.group_rows && has(problem, k)) {
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
-          if (at.in_row(i)) cp_async<Slot>(to + (k * kVectors + i) * at.slot_bytes, next[k] + i * at.slot_bytes);
+          if (!at.in_row(i)) continue;
+          cp_async<typename Types::Slot>(to + (k * kVectors + i) * at.slot_bytes, next[k] + i * at.slot_bytes);
         }
       }
       next[k] += problem.steps[k];
@@ -181,10 +167,10 @@ struct RingLoader : RingTypes<T, kRow, kBranch> {
 
   // Waits for the oldest row in flight.
   __device__ __forceinline__ void wait() const {
-    if (problem.stages == kConfig.stages) {
-      cp_async_wait<kConfig.stages - 1>();
+    if (problem.stages == Types::kConfig.stages) {
+      cp_async_wait<Types::kConfig.stages - 1>();
     } else {
-      cp_async_wait<kConfig.max_stages - 1>();
+      cp_async_wait<Types::kConfig.max_stages - 1>();
     }
   }
 };
@@ -192,36 +178,33 @@ struct RingLoader : RingTypes<T, kRow, kBranch> {
 // Computes the factors (1 + scale) * weight, and the gate. Scale, gate and weight are first copied to shared memory,
 // together and before the rows, four columns at a time: scale and gate to the memory of the factors, the weight to the
 // stage that is still free.
-template <typename T, int kRow, Branch kBranch>
-struct RingFactors : RingTypes<T, kRow, kBranch> {
-  using Types = RingTypes<T, kRow, kBranch>;
-  using Types::kQuads;
+template <typename Types>
+struct RingFactors {
+  using T = typename Types::T;
+  static constexpr int kQuads = Types::kQuads;
 
   const RingBackward& problem;
-  const RingPosition<T, kRow, kBranch>& at;
+  const RingPosition<Types>& at;
   uint32_t quad_bytes;
   SharedAddress weights;
 
-  __device__ __forceinline__ RingFactors(const RingBackward& problem, const RingPosition<T, kRow, kBranch>& at)
+  __device__ __forceinline__ RingFactors(const RingBackward& problem, const RingPosition<Types>& at)
       : problem(problem), at(at), quad_bytes(at.group * sizeof(float4)) {
     weights = at.ring + (problem.stages - 1) * at.stage_bytes +
               threadIdx.x * static_cast<uint32_t>(sizeof(float4) - sizeof(typename Types::Slot));
   }
 
-  static __device__ __forceinline__ bool is_mixed(Type type) {
-    return sizeof(T) != sizeof(float) && type == Type::float32;
-  }
-  static __device__ __forceinline__ void copy(SharedAddress to, const void* data, Type type, int64_t index) {
+  static __device__ __forceinline__ void copy(SharedAddress to, const void* data, DynamicType type, int64_t index) {
     using Four = typename Word<4 * sizeof(T)>::Type;
     if (data == nullptr) return;
-    if (is_mixed(type)) {
+    if (sizeof(T) != sizeof(float) && type.is_float32) {
       cp_async<float4>(to, static_cast<const float*>(data) + index);
     } else {
       cp_async<Four>(to, static_cast<const T*>(data) + index);
     }
   }
-  static __device__ __forceinline__ void read(SharedAddress from, Type type, float (&values)[4]) {
-    if (is_mixed(type)) {
+  static __device__ __forceinline__ void read(SharedAddress from, DynamicType type, float (&values)[4]) {
+    if (sizeof(T) != sizeof(float) && type.is_float32) {
       decode_shared<float>(from, values);
     } else {
       decode_shared<T>(from, values);
@@ -237,7 +220,7 @@ struct RingFactors : RingTypes<T, kRow, kBranch> {
       copy(at.factors + quad * quad_bytes, problem.scale.data, problem.scale_type,
            at.rows_group * problem.scale.span_stride + column);
       copy(weights + quad * quad_bytes, problem.weight, problem.weight_type, column);
-      if constexpr (kBranch == Branch::gated) {
+      if constexpr (Types::kBranch == Branch::gated) {
         copy(at.factors + at.factor_bytes + quad * quad_bytes, problem.gate.data, problem.gate_type,
              at.rows_group * problem.gate.span_stride + column);
       }
@@ -254,7 +237,7 @@ struct RingFactors : RingTypes<T, kRow, kBranch> {
 #pragma unroll
       for (int j = 0; j < 4; ++j) factor[j] = (1.0f + factor[j]) * weight[j];
       memory[quad * at.group + threadIdx.x] = make_float4(factor[0], factor[1], factor[2], factor[3]);
-      if constexpr (kBranch == Branch::gated) {
+      if constexpr (Types::kBranch == Branch::gated) {
         read(at.factors + at.factor_bytes + quad * quad_bytes, problem.gate_type, factor);
         memory[(kQuads + quad) * at.group + threadIdx.x] = make_float4(factor[0], factor[1], factor[2], factor[3]);
       }

@@ -13,6 +13,7 @@
 #include "kit/division.cuh"
 #include "kit/elements.cuh"
 #include "kit/launch.cuh"
+#include "kit/vectors.cuh"
 
 namespace adaln {
 
@@ -50,6 +51,39 @@ inline int64_t bytes_of(Type type) { return type == Type::float32 ? 4 : 2; }
 
 using kit::aligned;
 inline bool aligned(const Modulation& modulation) { return kit::aligned(modulation.rows, bytes_of(modulation.type)); }
+
+// Whether all tensors of a problem can be accessed in vectors.
+inline bool all_aligned(const Forward& problem) {
+  const int64_t element = bytes_of(problem.type);
+  return problem.hidden % (kVectorBytes / element) == 0 && aligned(problem.x, element) &&
+         aligned(problem.branch, element) && aligned(problem.gate) && aligned(problem.scale) &&
+         aligned(problem.shift) && aligned(problem.weight.data) && aligned(problem.bias.data) &&
+         aligned(problem.normed) && aligned(problem.sum);
+}
+inline bool all_aligned(const Backward& problem) {
+  const int64_t element = bytes_of(problem.type);
+  return problem.hidden % (kVectorBytes / element) == 0 && aligned(problem.grad, element) &&
+         aligned(problem.x, element) && aligned(problem.grad_sum, element) && aligned(problem.branch, element) &&
+         aligned(problem.gate) && aligned(problem.scale) && aligned(problem.weight.data) &&
+         aligned(problem.bias.data) && aligned(problem.grad_x) && aligned(problem.grad_branch) &&
+         aligned(problem.grad_scale) && aligned(problem.grad_gate) && aligned(problem.grad_weight) &&
+         aligned(problem.grad_bias);
+}
+
+// The arguments that both fast paths of the backward pass share.
+struct BackwardRows {
+  StridedRows scale, gate;  // of groups; data null where there is none
+  const void* weight;
+  DynamicType scale_type, gate_type, weight_type;
+  void *grad_x, *grad_branch;
+  float* partial;
+  int sum_count;
+  uint32_t group_rows, parts;  // of a group
+  int hidden;
+  Average average;
+  float eps;
+  bool centered;
+};
 
 // The capability that the surrounding device code is compiled for. A kernel for a family of GPUs is empty in the code
 // for others, so that the package does not grow.

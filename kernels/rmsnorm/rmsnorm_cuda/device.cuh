@@ -29,11 +29,7 @@ template <typename T, int kWidth>
 class Factors {
  public:
   __device__ __forceinline__ void load_weight(const Weight& weight, int64_t column) {
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) vector_.elements[i] = encode<T>(1.0f);
-    if (weight.data != nullptr && has_row_dtype(weight)) {
-      vector_ = load<T, kWidth>(static_cast<const T*>(weight.data) + column);
-    }
+    load_weight_if(weight, column, weight.data != nullptr && has_row_dtype(weight));
   }
 
   // For a weight of the rows' dtype. Without `in_range` the weight counts as 1 and nothing is loaded.

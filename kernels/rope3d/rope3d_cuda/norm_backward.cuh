@@ -67,7 +67,7 @@ __global__ void LAUNCH_BOUNDS(kNormLaunches[kRow].threads,
   using Tile = NormTile<T, kRow>;
   constexpr int kSums = 2 * Tile::kRows;  // of squares, and of products with the gradient
   // Rows take turns with two buffers: a thread may still read the sums of one row while others write those of the next.
-  __shared__ float scratch[2][Tile::kLaunch.threads / kWarp][kSums];
+  __shared__ alignas(16) float scratch[2][Tile::kLaunch.threads / kWarp][kSums];
   NormColumn columns[Tile::kColumns];
 #pragma unroll
   for (int i = 0; i < Tile::kColumns; ++i) {

@@ -19,7 +19,7 @@ template <typename T, int kRow, int kValues>
 __global__ void __launch_bounds__((kMaxNormThreads<T, kRow, kValues>))
     norm_rotate_kernel(const __grid_constant__ NormParams params) {
   using Tile = NormTile<T, kRow>;
-  __shared__ float scratch[Tile::kLaunch.threads / kWarp][Tile::kRows];
+  __shared__ alignas(16) float scratch[Tile::kLaunch.threads / kWarp][Tile::kRows];
   NormColumn columns[Tile::kColumns];
 #pragma unroll
   for (int i = 0; i < Tile::kColumns; ++i) {

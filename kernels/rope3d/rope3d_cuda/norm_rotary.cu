@@ -106,17 +106,13 @@ NormPlan plan_norm(const NormRotation& problem, bool backward, int sms) {
 NormParams norm_params(const NormRotation& problem, const NormPlan& plan) {
   const Rotation& rotation = problem.rotation;
   const int64_t width = norm_width(rotation.half, static_cast<int>(element_size(rotation)));
-  const auto layout = [&](const void* data, const Strides& strides) {
-    const auto vectors = [&](int64_t stride) { return static_cast<uint32_t>(stride / width); };
-    return NormLayout{data, vectors(strides.batch), vectors(strides.token), vectors(strides.head)};
-  };
   NormParams params{};
   for (int i = 0; i < kMaxSides; ++i) {
     const Side& side = rotation.sides[i];
     const SideNorm& norm = problem.norms[i];
-    params.sides[i] = {layout(side.from, side.from_strides),
-                       layout(norm.x, norm.x_strides),
-                       layout(side.to, side.to_strides),
+    params.sides[i] = {tensor_layout<uint32_t>(side.from, side.from_strides, width),
+                       tensor_layout<uint32_t>(norm.x, norm.x_strides, width),
+                       tensor_layout<uint32_t>(side.to, side.to_strides, width),
                        norm.weight,
                        norm.weight != nullptr && norm.weight_type != rotation.type,
                        norm.weight != nullptr ? problem.offset : 0.0f,

@@ -23,11 +23,7 @@
 
 namespace rope3d {
 
-// Strides are in vectors.
-struct NormLayout {
-  const void* data;
-  uint32_t batch, token, head;
-};
+using NormLayout = TensorLayout<uint32_t>;
 
 struct NormSide {
   NormLayout from, x, to;  // x: only in the backward pass
@@ -158,8 +154,7 @@ __device__ __forceinline__ NormUnit norm_unit(const NormParams& params, uint32_t
 template <int kRow>
 __device__ __forceinline__ uint32_t head_offset(const NormParams& params, const NormLayout& layout,
                                                 const NormUnit& unit, const NormColumn& column) {
-  const uint32_t head = unit.group + kRow / kMaxSides * params.groups + column.head;
-  return unit.sequence * layout.batch + unit.token * layout.token + head * layout.head;
+  return layout.offset(unit.sequence, unit.token, unit.group + kRow / kMaxSides * params.groups + column.head);
 }
 
 // Calls `body(row, column)` for every row and column of a thread, as compile-time constants.
@@ -279,24 +274,14 @@ __device__ __forceinline__ void rotate_column(const Angles<Tile::kPairs, kValues
   }
 }
 
-// Adds up the sums of the threads of a row. A block-wide row uses `scratch`, which a caller may use again after the
-// next __syncthreads.
+// Adds up the sums of the threads of a row. A block-wide row uses `scratch`, as in `sum_over_block`.
 template <typename Tile, int kSums>
 __device__ __forceinline__ void sum_over_row(const NormParams& params, float (&sums)[kSums],
                                              float (&scratch)[Tile::kLaunch.threads / kWarp][kSums]) {
-  sum_over_lanes(sums, Tile::kBlock ? kWarp : 1 << params.log2_lanes);
   if constexpr (Tile::kBlock) {
-    if (threadIdx.x % kWarp == 0) {
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) scratch[threadIdx.x / kWarp][i] = sums[i];
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) sums[i] = 0.0f;
-    for (uint32_t warp = 0; warp < blockDim.x / kWarp; ++warp) {
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) sums[i] += scratch[warp][i];
-    }
+    sum_over_block(sums, scratch);
+  } else {
+    sum_over_lanes(sums, 1 << params.log2_lanes);
   }
 }
 

@@ -17,13 +17,23 @@ namespace rope3d {
 
 using kit::FastDivisor, kit::fast_divisor;
 
-// One tensor. Strides are in vectors: of 16 bytes with a 32-bit Index, of one element with a 64-bit Index.
+// A tensor that is read or written. Strides are in vectors: of a column's with a 32-bit Index, of one element with a
+// 64-bit Index.
 template <typename Index>
 struct TensorLayout {
-  const void* from;
-  void* to;
-  Index from_batch, from_token, from_head, to_batch, to_token, to_head;
+  const void* data;
+  Index batch, token, head;
+
+  __device__ __forceinline__ Index offset(uint32_t of_sequence, uint32_t of_token, uint32_t of_head) const {
+    return of_sequence * batch + of_token * token + of_head * head;
+  }
 };
+
+template <typename Index>
+TensorLayout<Index> tensor_layout(const void* data, const Strides& strides, int64_t elements_of_vector) {
+  const auto vectors = [=](int64_t stride) { return static_cast<Index>(stride / elements_of_vector); };
+  return {data, vectors(strides.batch), vectors(strides.token), vectors(strides.head)};
+}
 
 // How tokens, or groups of heads, are numbered: a block has `in_block` of them, and the number grows by `in_y` with
 // threadIdx.y and by `in_z` with threadIdx.z. One of the two factors is 1, the other 0.
@@ -35,7 +45,7 @@ struct ThreadMapping {
 // of a token is smaller than that of a head, it is the other way round.
 template <typename Index>
 struct Params {
-  TensorLayout<Index> tensors[kMaxSides];
+  TensorLayout<Index> from[kMaxSides], to[kMaxSides];
   uint32_t sequences, tokens_per_sequence;
   uint32_t columns;
   uint32_t heads[kMaxSides], groups[kMaxSides];  // a thread has the heads group, group + groups, ...

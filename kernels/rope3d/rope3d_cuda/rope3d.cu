@@ -22,18 +22,11 @@ namespace {
 constexpr int kGeneralWidth = 1;
 
 template <typename Index>
-void set_tensors(const Rotation& problem, int64_t elements_per_unit, Params<Index>& params) {
-  const auto units = [=](int64_t stride) { return static_cast<Index>(stride / elements_per_unit); };
+void set_tensors(const Rotation& problem, int64_t elements_of_vector, Params<Index>& params) {
   for (int i = 0; i < kMaxSides; ++i) {
     const Side& side = problem.sides[i];
-    params.tensors[i] = {side.from,
-                         side.to,
-                         units(side.from_strides.batch),
-                         units(side.from_strides.token),
-                         units(side.from_strides.head),
-                         units(side.to_strides.batch),
-                         units(side.to_strides.token),
-                         units(side.to_strides.head)};
+    params.from[i] = tensor_layout<Index>(side.from, side.from_strides, elements_of_vector);
+    params.to[i] = tensor_layout<Index>(side.to, side.to_strides, elements_of_vector);
     params.heads[i] = static_cast<uint32_t>(side.heads);
   }
 }

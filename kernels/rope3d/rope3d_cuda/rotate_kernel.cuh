@@ -111,11 +111,10 @@ __device__ __forceinline__ void prefetch_tokens([[maybe_unused]] const Params<In
       const uint32_t side = side_of<kSource>(work, i), head = head_of<kSource>(params, work, i);
       const uint32_t bytes = params.prefetch_bytes[side];
       if (bytes > 0 && head < params.heads[side] && (tokens.in_y ? threadIdx.y : head) == 0) {
-        const TensorLayout<Index>& tensor = params.tensors[side];
-        const Index offset =
-            work.sequence * tensor.from_batch + work.token * tensor.from_token + head * tensor.from_head;
+        const TensorLayout<Index>& from = params.from[side];
+        const Index offset = from.offset(work.sequence, work.token, head);
         const uint32_t count = tokens.in_y ? min(tokens.in_block, params.tokens_per_sequence - work.token) : 1;
-        prefetch_to_l2(static_cast<const Unit*>(tensor.from) + offset, count * bytes);
+        prefetch_to_l2(static_cast<const Unit*>(from.data) + offset, count * bytes);
       }
     }
   }
@@ -199,9 +198,8 @@ __global__ void __launch_bounds__(kLaunchTable[kRow].max_threads)
   for (int i = 0; i < kHeads; ++i) {
     const uint32_t side = side_of<kSource>(work, i), head = head_of<kSource>(params, work, i);
     if (head < params.heads[side]) {
-      const TensorLayout<Index>& tensor = params.tensors[side];
-      const Index offset = work.sequence * tensor.from_batch + work.token * tensor.from_token + head * tensor.from_head;
-      const auto* from = static_cast<const Unit*>(tensor.from);
+      const Index offset = params.from[side].offset(work.sequence, work.token, head);
+      const auto* from = static_cast<const Unit*>(params.from[side].data);
       a[i] = load<T, kWidth>(reinterpret_cast<const T*>(from + (offset + column.first)));
       if (kSplit) b[i] = load<T, kWidth>(reinterpret_cast<const T*>(from + (offset + column.second)));
     }
@@ -216,9 +214,8 @@ __global__ void __launch_bounds__(kLaunchTable[kRow].max_threads)
   for (int i = 0; i < kHeads; ++i) {
     const uint32_t side = side_of<kSource>(work, i), head = head_of<kSource>(params, work, i);
     if (head < params.heads[side]) {
-      const TensorLayout<Index>& tensor = params.tensors[side];
-      const Index offset = work.sequence * tensor.to_batch + work.token * tensor.to_token + head * tensor.to_head;
-      auto* to = static_cast<Unit*>(tensor.to);
+      const Index offset = params.to[side].offset(work.sequence, work.token, head);
+      auto* to = static_cast<Unit*>(const_cast<void*>(params.to[side].data));
       rotate_column<kSplit>(angles, a[i], b[i]);
       store(reinterpret_cast<T*>(to + (offset + column.first)), a[i]);
       if (kSplit) store(reinterpret_cast<T*>(to + (offset + column.second)), b[i]);
