@@ -22,23 +22,47 @@ struct Grid {
   bool aligned = false;
 };
 
-// Maps rows to the ring kernel's clusters. A row has as few blocks as can hold it; or, if there are few rows, eight, of
-// which an SM has several. With a residual, a block holds half as many vectors.
+// Returns the warps of a ring kernel's block for its share of a row.
+int64_t warps_of(const ForwardLaunch& launch, int64_t vectors) {
+  return (vectors + launch.vectors * kWarp - 1) / (launch.vectors * kWarp);
+}
+
+// GPCs have 16 or 18 SMs, so that clusters of four or eight blocks leave some idle.
+int64_t sms_for(int64_t cluster, const DeviceProperties& device) {
+  return cluster > 2 ? device.sms * 15 / 16 : device.sms;
+}
+
+// Returns the most blocks of a row for which those of all rows run at once, several on an SM, or 0. Their loads,
+// exchanges and stores overlap: 140 rows of 18,432 bfloat16 elements take 20 % less time than in turn (H200).
+int64_t cluster_of_few(const ForwardLaunch& launch, int64_t rows, int64_t width, const DeviceProperties& device) {
+  for (int64_t cluster = 8; cluster > 1; cluster /= 2) {
+    const int64_t blocks = kRingWarpsPerSm / warps_of(launch, (width + cluster - 1) / cluster);
+    if (blocks > 1 && rows * cluster <= blocks * sms_for(cluster, device)) return cluster;
+  }
+  return 0;
+}
+
+// Maps rows to the ring kernel's clusters. Of many rows, each has as few blocks as can hold it; with a residual, a
+// block then holds half as many vectors.
 Grid grid_of_ring(const ForwardLaunch& launch, int64_t width, const DeviceProperties& device,
                   ForwardArguments& arguments) {
-  const int64_t rows = arguments.rows, sms_in_fours = device.sms * 15 / 16;  // of GPCs with 16 or 18 SMs
-  const bool few = width > kRegisterWidth && rows <= sms_in_fours * kRingVectorsPerSm / width;
-  const int64_t tensors = arguments.residual == nullptr ? 1 : 2;
-  int64_t cluster = few ? 8 : 1;
-  while (cluster * launch.threads * launch.vectors < width * tensors) cluster *= 2;
-  const int64_t most = few ? rows : (cluster > 2 ? sms_in_fours : device.sms) / cluster;
+  const int64_t rows = arguments.rows, tensors = arguments.residual == nullptr ? 1 : 2;
+  int64_t cluster = cluster_of_few(launch, rows, width, device);
+  const bool few = cluster > 0;
+  if (!few) cluster = 1;
+  while (!few && cluster * launch.threads * launch.vectors < width * tensors) cluster *= 2;
+  const int64_t most = few ? rows : sms_for(cluster, device) / cluster;
   const int64_t first = std::min(rows, most), each = (rows + first - 1) / first;
   arguments.first_rows = static_cast<int>(each < 16 ? each : rows * 7 / 8 / first);
   arguments.prefetch_blocks = static_cast<unsigned>(first * cluster);
   const int64_t others = std::max<int64_t>(rows - first * arguments.first_rows, 0);
   const int64_t clusters = first + (others + launch.next_rows - 1) / launch.next_rows;
-  const int64_t share = cluster * launch.vectors * kWarp, warps = (width + share - 1) / share;
-  const int64_t stage = tensors * launch.vectors * kVectorBytes * kWarp * warps;
+  const int64_t chunk = (width + cluster - 1) / cluster, stage = tensors * chunk * kVectorBytes;
+  // Of two tensors, more threads shorten the latency, as long as the next kernel has SMs of its own.
+  const bool spread = tensors == 2 && 2 * rows * cluster <= device.sms;
+  const int64_t warps =
+      spread ? std::min<int64_t>((chunk + kWarp - 1) / kWarp, launch.threads / kWarp) : warps_of(launch, chunk);
+  arguments.chunk = static_cast<int>(chunk);
   // Too much for a second block on the SM, which would take more than its share of the rows.
   const int64_t bytes = few ? stage : std::max<int64_t>(2 * stage, device.shared_bytes_per_sm / 2);
   return {static_cast<unsigned>(clusters * cluster), static_cast<unsigned>(warps * kWarp),
@@ -98,7 +122,8 @@ Grid grid_of(const Forward& problem, const DeviceProperties& device, ForwardArgu
   const auto find = [&](ForwardLayout layout) {
     const Variants variants{layout, !add && bytes >= kManyBytesPerSm * device.sms ? Reads::many : Reads::other};
     return find_row(kForwardLaunches, {compiled_capability(), problem.type, variants, width}, [&](const auto& launch) {
-      return launch.next_rows == 0 || width > kRegisterWidth || (!add && problem.rows >= device.sms);
+      return launch.next_rows == 0 || width > kRegisterWidth ||
+             (problem.rows >= device.sms && (!add || cluster_of_few(launch, problem.rows, width, device) > 0));
     });
   };
   int row = all_aligned ? find(arguments.fast ? ForwardLayout::fast : ForwardLayout::aligned) : -1;

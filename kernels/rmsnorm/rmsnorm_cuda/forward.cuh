@@ -33,6 +33,7 @@ struct alignas(64) FastForwardArguments {
   int64_t residual_stride, sum_stride;
   unsigned prefetch_blocks;  // the first blocks of the grid, which prefetch
   int first_rows;            // in the ring kernel, the rows of each cluster of those blocks
+  int chunk;                 // in the ring kernel, the vectors of a block and row
 };
 
 struct ForwardArguments : FastForwardArguments {

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kForwardLaunches[kRow].threads)
   constexpr ForwardLaunch kLaunch = kForwardLaunches[kRow];
   constexpr int kWidth = kVectorBytes / sizeof(T), kVectors = kLaunch.held, kWarps = kLaunch.threads / kWarp;
   constexpr int kTensors = kAdd ? 2 : 1;
-  extern __shared__ uint4 memory[];  // [2][kTensors][kVectors * threads]
+  extern __shared__ uint4 memory[];  // [2][kTensors][chunk]
   __shared__ float4 scratch[2][kWarps / 4];
   __shared__ float block_sums[2][8];  // the most blocks of any cluster
   __shared__ BytesBarrier copies[2], sums[2];
@@ -88,8 +88,9 @@ __global__ void __launch_bounds__(kForwardLaunches[kRow].threads)
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
   __syncthreads();
   // Each block of a cluster has adjacent columns.
-  const int lanes = blockDim.x, chunk = kVectors * lanes, first = rank * chunk, lane = first + threadIdx.x;
-  const int columns = arguments.hidden, bytes = max(min(columns / kWidth - first, chunk), 0) * kVectorBytes;
+  const int lanes = blockDim.x, chunk = arguments.chunk, first = rank * chunk, lane = first + threadIdx.x;
+  const int columns = min(arguments.hidden, (first + chunk) * kWidth);
+  const int bytes = max(columns / kWidth - first, 0) * kVectorBytes;
   const int first_clusters = arguments.prefetch_blocks / blocks, next = static_cast<int>(number) - first_clusters;
   const int step = next < 0 ? first_clusters : 1, each = next < 0 ? arguments.first_rows : kLaunch.next_rows;
   int row = next < 0 ? number : first_clusters * arguments.first_rows + next * each;

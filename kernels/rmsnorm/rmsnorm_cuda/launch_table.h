@@ -27,9 +27,10 @@ enum class ForwardLayout : unsigned {
 enum class Reads : unsigned { many = 8, other = 16 };  // many: no residual, and a call of at least kManyBytesPerSm
 constexpr int64_t kManyBytesPerSm = 120 << 10;         // read and written
 constexpr int64_t kBlockWidth = 4096;                  // of the rows that one block can hold, in vectors
-// Rows of up to this many vectors pass through the ring buffer only without a residual and if there is one per SM.
+// Rows of up to this many vectors pass through the ring buffer only if there is one per SM, and with a residual only if
+// the blocks of all rows run at once.
 constexpr int64_t kRegisterWidth = 3072;
-constexpr int64_t kRingVectorsPerSm = 4096;  // of rows, that the ring kernel's registers hold
+constexpr int64_t kRingWarpsPerSm = 16;  // for which an SM has the ring kernel's registers
 
 struct ForwardLaunch : kit::LaunchKey<ForwardLaunch> {
   LAUNCH_FIELD(bool, row_per_block, true)  // else a block has several rows, each read by up to 32 lanes
