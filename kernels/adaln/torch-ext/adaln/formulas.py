@@ -78,21 +78,8 @@ def _gradient(tensor, wanted):
 
 
 @torch.library.register_fake(add_op_namespace_prefix("ada_norm_backward"))
-def _ada_norm_backward_fake(
-    grad,
-    x,
-    scale,
-    weight,
-    bias,
-    eps,
-    centered,
-    of_modulations,
-    of_parameters,
-    grad_sum=None,
-    branch=None,
-    gate=None,
-    of_gate=False,
-):
+def _ada_norm_backward_fake(grad, x, scale, weight, bias, eps, centered, of_modulations, of_parameters, *gated):
+    _, branch, gate, of_gate = (*gated, *[None] * 4)[:4]  # grad_sum and these have default values
     own = _has_own_rows(gate if scale is None else scale, x)
     return (
         _like(x),
