@@ -33,14 +33,14 @@ constexpr int kMostSplits = 128;
 constexpr int kMostBlocksOfCluster = 8;
 constexpr int kLeastTokens = 32;  // per split, if there is more than one
 
-constexpr int64_t kLeastProducts = 160'000'000;  // of elements of queries and keys: about 0.06 ms
+constexpr int64_t kLeastElements = 23'000'000;  // of keys, about 0.03 ms
 
 // Whether Torch's operation, which is cuDNN's, takes less time: on an H200 with Torch 2.11 and cold caches up to 20 %
-// less in 6 of 196 calls. Shorter calls gain less on the device than it adds on the host: 0.04 ms.
+// less in 6 of 196 calls. It takes 0.03 ms on the host, longer than shorter calls take on the device.
 bool is_for_torch(const Attention& problem, const Division& division, int sms) {
   if (compiled_capability() != 90 || problem.mask != nullptr || problem.position != nullptr) return false;
-  if (problem.batch * problem.query_heads * problem.tokens * problem.elements < kLeastProducts) return false;
   const auto caches = static_cast<int>(problem.batch * problem.key_heads);
+  if (caches * problem.tokens * problem.elements < kLeastElements) return false;
   const bool is_power_of_2 = (caches & (caches - 1)) == 0;
   if (problem.elements <= kChunk) return 3 * caches >= 4 * sms || (caches >= 16 && caches <= 64 && is_power_of_2);
   if (problem.elements > 2 * kChunk || division.splits > 1 || division.warps < kWarpsFor<2>) return false;
@@ -72,7 +72,7 @@ Division best_division(const Attention& problem, const DeviceProperties& device)
     const int blocks_per_sm = (elements <= kChunk ? 2 : 1) * (is_half ? 2 : 1);
     const int slots = device.sms * blocks_per_sm, tokens_at_once = kTokens * warps;
     const float all_tokens = static_cast<float>(problem.tokens) * blocks * (is_half ? 2 : 1) / (slots * head_blocks);
-    const float of_size = elements > 2 * kChunk ? 0.82f : elements > kChunk ? 1.0f : is_wide ? 0.91f : 1.18f;
+    const float of_size = elements > 2 * kChunk ? 0.82f : elements > kChunk ? 1.0f : is_wide ? 0.904f : 1.18f;
     const auto consider = [&](int splits, bool is_cluster, bool in_step) {
       const int all = blocks * splits, step = tokens_at_once * splits;
       // The percentage of the blocks that fit which run at once: clusters need adjacent SMs.
@@ -81,22 +81,23 @@ Division best_division(const Attention& problem, const DeviceProperties& device)
                           : splits > 4 && splits < 8                         ? 82
                                                                              : 88;
       const int at_once = std::max(1, slots * percent / 100), rounds = (all + at_once - 1) / at_once;
+      if (is_half && rounds > 1) return;  // takes longer than blocks of all warps
       const int read = tokens <= step ? (tokens + splits - 1) / splits : (tokens + step - 1) / step * tokens_at_once;
       // All warps of an SM that read in step wait for each other, and ask for less at a time. Heads of 96 elements ask
       // for more than the memory delivers otherwise, which is less then.
       const bool is_too_much =
           is_narrow && !in_step && tokens >= (is_half ? 512 : 1024) * splits && 100 * all > 80 * slots;
-      const float delivered = is_masked     ? 1.22f
+      const float delivered = is_masked     ? 1.41f
                               : is_too_much ? 0.885f
-                              : in_step     ? (is_narrow ? 0.93f : 1.36f)
-                                            : (is_narrow ? 0.84f : 0.91f);
+                              : in_step     ? (is_narrow ? 0.935f : 1.36f)
+                                            : (is_narrow ? 0.818f : 0.9f);
       const float filled = std::min(1.0f, static_cast<float>(all) / static_cast<float>(slots));
-      const float of_step = !in_step ? 1.0f : is_narrow ? 1.023f : 0.957f;
-      const float of_blocks = (is_half ? (is_narrow ? 1.78f : 2.2f) : 1.0f) * (0.943f + 0.057f * filled);
+      const float of_step = !in_step ? 1.0f : is_narrow ? 1.023f : 0.946f;
+      const float of_blocks = (is_half ? (is_narrow ? 1.78f : 2.2f) : 1.0f) * (0.952f + 0.048f * filled);
       const float reading = rounds * read * of_size * of_step * of_blocks;
-      const float adding = 210 + splits * (1 + 3 * query_heads / device.sms) * width / 128;
-      const float adding_up = splits == 1 ? 0.0f : is_cluster ? 22 + 4.8f * splits + 101 * rounds : adding;
-      const int starting = 182 + (is_wide ? 119 : 0) + (in_step ? 48 : 0);
+      const float adding = 211 + splits * (1 + 3.08f * query_heads / device.sms) * width / 128;
+      const float adding_up = splits == 1 ? 0.0f : is_cluster ? 22 + 4.8f * splits + 100 * rounds : adding;
+      const int starting = 182 + (is_wide ? 117 : 0) + (in_step ? 58 : 0);
       const float time = std::max(reading, all_tokens / delivered) + (rounds * starting + adding_up) * 128 / width;
       if (time >= least) return;
       least = time;
