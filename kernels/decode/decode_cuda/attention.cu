@@ -338,24 +338,15 @@ __global__ void __launch_bounds__(kSumThreads) sum_kernel(float* parts, int spli
   }).store_result(static_cast<T*>(out) + head * elements + element);
 }
 
-// The kernels of a dtype.
-struct Kernels {
-  void (*attention[3][2])(Attention, int, bool);  // for 1, 2 or 4 chunks, and more than 8 heads or not
-  void (*sum)(float*, int, int, void*);
-};
-template <typename T>
-constexpr Kernels kKernels{{{attention_kernel<T, 1, false>, attention_kernel<T, 1, true>},
-                            {attention_kernel<T, 2, false>, attention_kernel<T, 2, true>},
-                            {attention_kernel<T, 4, false>, attention_kernel<T, 4, true>}},
-                           sum_kernel<T>};
-
-void launch(const Attention& problem, const Kernels& kernels, bool constant_cache, cudaStream_t stream) {
+// `kernels`: of a dtype, for 1, 2 or 4 chunks, and more than 8 heads or not.
+void launch(const Attention& problem, void (*const (&kernels)[3][2])(Attention, int, bool),
+            void (*sum)(float*, int, int, void*), bool constant_cache, cudaStream_t stream) {
   const Division& division = problem.division;
   const bool is_wide = division.heads > kMostHeads / 2;
   const int size = problem.elements <= kChunk ? 0 : problem.elements <= 2 * kChunk ? 1 : 2;
   const size_t warps = division.warps, chunks = size_t{1} << size, stage_bytes = kStageBytes * warps * chunks;
   const size_t sums_bytes = sizeof(float) * warps * (is_wide ? kMostHeads : kMostHeads / 2) * (chunks * kChunk + 4);
-  const auto kernel = kernels.attention[size][is_wide];
+  const auto kernel = kernels[size][is_wide];
   DeviceProperties device;
   if (current_device_properties(&device) != cudaSuccess) return;  // errors are also left for cudaGetLastError
   const int stages = 2 * stage_bytes + kStaticBytes <= static_cast<size_t>(device.max_shared_bytes_per_block) ? 2 : 1;
@@ -369,8 +360,8 @@ void launch(const Attention& problem, const Kernels& kernels, bool constant_cach
   const dim3 cluster(division.is_cluster ? division.splits : 1);
   launch_clusters_with_pdl(kernel, grid, cluster, dim3(warps * kWarp), bytes, stream, problem, stages, constant_cache);
   if (division.splits == 1 || division.is_cluster) return;
-  launch_with_pdl(kernels.sum, dim3(static_cast<unsigned>(problem.batch * problem.query_heads)), dim3(kSumThreads), 0,
-                  stream, problem.parts, division.splits, static_cast<int>(problem.elements), problem.out);
+  launch_with_pdl(sum, dim3(static_cast<unsigned>(problem.batch * problem.query_heads)), dim3(kSumThreads), 0, stream,
+                  problem.parts, division.splits, static_cast<int>(problem.elements), problem.out);
 }
 
 }  // namespace
@@ -379,7 +370,11 @@ int run(const Attention& problem, bool constant_cache, void* stream) {
   return dispatch_dtype(problem.type, [&](auto type) {
     using T = typename decltype(type)::Element;
     if constexpr (sizeof(T) == 2) {
-      launch(problem, kKernels<T>, constant_cache, static_cast<cudaStream_t>(stream));
+      void (*const kernels[][2])(Attention, int, bool) = {
+          {attention_kernel<T, 1, false>, attention_kernel<T, 1, true>},
+          {attention_kernel<T, 2, false>, attention_kernel<T, 2, true>},
+          {attention_kernel<T, 4, false>, attention_kernel<T, 4, true>}};
+      launch(problem, kernels, sum_kernel<T>, constant_cache, static_cast<cudaStream_t>(stream));
     }
   });
 }

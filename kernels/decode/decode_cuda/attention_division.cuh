@@ -73,7 +73,22 @@ Division best_division(const Attention& problem, const DeviceProperties& device)
     const int slots = device.sms * blocks_per_sm, tokens_at_once = kTokens * warps;
     const float all_tokens = static_cast<float>(problem.tokens) * blocks * (is_half ? 2 : 1) / (slots * head_blocks);
     const float of_size = elements > 2 * kChunk ? 0.82f : elements > kChunk ? 1.0f : is_wide ? 0.904f : 1.18f;
-    const auto consider = [&](int splits, bool is_cluster, bool in_step) {
+    int counts[20], number = 0;  // of splits
+    for (int splits = 1; splits <= std::clamp(std::min(most, 6 * slots / blocks), 1, 16); ++splits)
+      counts[number++] = splits;
+    // More splits pay only where all blocks run at once: the most, or fewer that read no more tokens each.
+    for (const int share : {84, 100}) {
+      const int fitting = std::min(most, slots * share / 100 / blocks);
+      if (fitting <= 16) continue;
+      const int step = tokens_at_once * fitting, reads = (tokens + step - 1) / step;
+      counts[number++] = fitting;
+      counts[number++] = (tokens + tokens_at_once * reads - 1) / (tokens_at_once * reads);
+    }
+    for (int i = 0; i < 4 * number; ++i) {
+      const int splits = counts[i / 4];
+      const bool is_cluster = i % 2 == 0, in_step = i % 4 > 1;
+      if (is_cluster && (splits == 1 || splits > clusters)) continue;
+      if (is_always_in_step ? !in_step : in_step && (is_masked || tokens <= tokens_at_once * splits)) continue;
       const int all = blocks * splits, step = tokens_at_once * splits;
       // The percentage of the blocks that fit which run at once: clusters need adjacent SMs.
       const int percent = !is_cluster || (splits == 2 && blocks_per_sm == 1) ? 100
@@ -81,7 +96,7 @@ Division best_division(const Attention& problem, const DeviceProperties& device)
                           : splits > 4 && splits < 8                         ? 82
                                                                              : 88;
       const int at_once = std::max(1, slots * percent / 100), rounds = (all + at_once - 1) / at_once;
-      if (is_half && rounds > 1) return;  // takes longer than blocks of all warps
+      if (is_half && rounds > 1) continue;  // takes longer than blocks of all warps
       const int read = tokens <= step ? (tokens + splits - 1) / splits : (tokens + step - 1) / step * tokens_at_once;
       // All warps of an SM that read in step wait for each other, and ask for less at a time. Heads of 96 elements ask
       // for more than the memory delivers otherwise, which is less then.
@@ -99,27 +114,9 @@ Division best_division(const Attention& problem, const DeviceProperties& device)
       const float adding_up = splits == 1 ? 0.0f : is_cluster ? 22 + 4.8f * splits + 100 * rounds : adding;
       const int starting = 182 + (is_wide ? 117 : 0) + (in_step ? 58 : 0);
       const float time = std::max(reading, all_tokens / delivered) + (rounds * starting + adding_up) * 128 / width;
-      if (time >= least) return;
+      if (time >= least) continue;
       least = time;
       division = {heads, head_blocks, splits, warps, is_cluster, in_step, false};
-    };
-    int counts[20], number = 0;  // of splits
-    const auto add = [&](int splits) { counts[number++] = splits; };
-    for (int splits = 1; splits <= std::clamp(std::min(most, 6 * slots / blocks), 1, 16); ++splits) add(splits);
-    // More splits pay only where all blocks run at once: the most, or fewer that read no more tokens each.
-    for (const int share : {84, 100}) {
-      const int fitting = std::min(most, slots * share / 100 / blocks);
-      if (fitting <= 16) continue;
-      const int step = tokens_at_once * fitting, reads = (tokens + step - 1) / step;
-      add(fitting);
-      add((tokens + tokens_at_once * reads - 1) / (tokens_at_once * reads));
-    }
-    for (int i = 0; i < 4 * number; ++i) {
-      const int splits = counts[i / 4];
-      const bool is_cluster = i % 2 == 0, in_step = i % 4 > 1;
-      if (is_cluster && (splits == 1 || splits > clusters)) continue;
-      if (is_always_in_step ? !in_step : in_step && (is_masked || tokens <= tokens_at_once * splits)) continue;
-      consider(splits, is_cluster, in_step);
     }
   };
   for (int warps = most_warps; warps >= kWarpsFor<4>; warps /= 2) {

@@ -237,9 +237,6 @@ constexpr int kPlainWarps = 8, kPlainThreads = kPlainWarps * kWarp;
 // A warp computes two rows of the tile, one after the other.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kPlainThreads) plain_kernel(const __grid_constant__ Layers layers) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  if constexpr (sizeof(T) == 2 && kWidth > 1) return;  // tensor cores compute these
-#endif
   trigger_next_grid();
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const Tile tile(layers, static_cast<int>(blockIdx.x));
