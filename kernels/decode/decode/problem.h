@@ -113,6 +113,9 @@ int run(const Attention& problem, bool constant_cache, void* stream);
 // Before `run`: sets the division, and *floats to the size of `parts`.
 int divide(Attention& problem, int64_t* floats);
 
+// Whether Torch's operation takes less time.
+bool is_for_torch(const Linear& problem, bool constant_weights);
+
 // The CPU: compute the columns of `out`, or the groups of query heads that read the same keys, over all sequences, from
 // `begin` to `end`. The caller divides them among threads.
 void run(const Linear& problem, int64_t begin, int64_t end);

@@ -25,19 +25,24 @@ constexpr int kTokens = 16;     // of a tile, which a warp reads at a time
 constexpr int kChunk = 64;      // elements of a head that are added up at a time
 constexpr int kMostHeads = 16;  // query heads per block
 
+// Whether blocks read in step in each division: with a condition, the registers of this code do not suffice.
+template <int kChunks, bool kWide>
+constexpr bool kIsAlwaysInStep = kChunks == 1 && kWide;
+
 constexpr int kMostSplits = 128;
 constexpr int kMostBlocksOfCluster = 8;
 constexpr int kLeastTokens = 32;  // per split, if there is more than one
 
-constexpr int64_t kLeastProducts = 160'000'000;  // of elements of queries and keys: about 0.06 ms
+constexpr int64_t kLeastElements = 23'000'000;  // of keys, about 0.03 ms
 
-// Whether Torch's operation, which is cuDNN's, takes less time: on an H200 with Torch 2.11 and cold caches 1 to 10 %
-// less in 11 of 164 calls. Shorter calls gain less on the device than it adds on the host: 0.04 ms.
+// Whether Torch's operation, which is cuDNN's, takes less time: on an H200 with Torch 2.11 and cold caches up to 20 %
+// less in 6 of 196 calls. It takes 0.03 ms on the host, longer than shorter calls take on the device.
 bool is_for_torch(const Attention& problem, const Division& division, int sms) {
   if (compiled_capability() != 90 || problem.mask != nullptr || problem.position != nullptr) return false;
-  if (problem.batch * problem.query_heads * problem.tokens * problem.elements < kLeastProducts) return false;
   const auto caches = static_cast<int>(problem.batch * problem.key_heads);
-  if (problem.elements <= kChunk) return caches <= 64 && (caches & (caches - 1)) == 0;
+  if (caches * problem.tokens * problem.elements < kLeastElements) return false;
+  const bool is_power_of_2 = (caches & (caches - 1)) == 0;
+  if (problem.elements <= kChunk) return 3 * caches >= 4 * sms || (caches >= 16 && caches <= 64 && is_power_of_2);
   if (problem.elements > 2 * kChunk || division.splits > 1 || division.warps < kWarpsFor<2>) return false;
   // Undivided blocks that leave SMs idle, where dividing their tokens takes longer.
   const int filled = 100 * caches * division.head_blocks / sms;
@@ -45,7 +50,7 @@ bool is_for_torch(const Attention& problem, const Division& division, int sms) {
 }
 
 // Returns the division that takes the least time by a model, in tokens of 128 elements that a block reads meanwhile. It
-// is fitted on an H200 to 392 calls of 1 to 16 sequences, 1 to 32 key heads and 64 to 131,072 tokens, which take 1.02
+// is fitted on an H200 to 425 calls of 1 to 16 sequences, 1 to 32 key heads and 64 to 131,072 tokens, which take 1.015
 // times the time of the fastest measured division in the mean.
 Division best_division(const Attention& problem, const DeviceProperties& device) {
   Division division{};
@@ -63,53 +68,55 @@ Division best_division(const Attention& problem, const DeviceProperties& device)
     const int heads = std::min(per_key_head, most_heads), head_blocks = (per_key_head + heads - 1) / heads;
     const auto blocks = static_cast<int>(problem.batch * problem.key_heads * head_blocks);
     const bool is_half = warps < most_warps;
+    const bool is_wide = heads > kMostHeads / 2, is_always_in_step = is_wide && elements <= kChunk;
     const int blocks_per_sm = (elements <= kChunk ? 2 : 1) * (is_half ? 2 : 1);
     const int slots = device.sms * blocks_per_sm, tokens_at_once = kTokens * warps;
     const float all_tokens = static_cast<float>(problem.tokens) * blocks * (is_half ? 2 : 1) / (slots * head_blocks);
-    const auto consider = [&](int splits, bool is_cluster, bool in_step) {
-      const int all = blocks * splits, step = tokens_at_once * splits;
-      // The percentage of the blocks that fit which run at once: clusters need adjacent SMs.
-      const int percent = !is_cluster || (splits == 2 && blocks_per_sm == 1) ? 100
-                          : blocks_per_sm > 1                                ? 90
-                          : splits > 4 && splits < 8                         ? 82
-                                                                             : 85;
-      const int at_once = std::max(1, slots * percent / 100), rounds = (all + at_once - 1) / at_once;
-      const int read = tokens <= step ? (tokens + splits - 1) / splits : (tokens + step - 1) / step * tokens_at_once;
-      // Where heads of 96 elements are read on nearly all SMs, they ask for more than the memory delivers, which is a
-      // fifth less then, unless all warps of an SM read in step, and wait for each other.
-      const bool is_too_much = is_narrow && (is_half || !in_step) && tokens >= (is_half ? 512 : 1024) * splits &&
-                               100 * all > (in_step ? 76 : 80) * slots;
-      const float delivered = is_masked     ? 1.36f
-                              : is_too_much ? 0.61f
-                              : in_step     ? (is_narrow ? 0.92f : 0.97f)
-                                            : (is_narrow ? 0.76f : 0.9f);
-      const float waiting = (is_half ? 2.1f : 1.0f) * (!in_step ? 1.0f : is_narrow ? 1.27f : 1.04f);
-      const float adding =
-          (100 * all > 80 * slots ? 230 : 190) + splits * (1 + 4 * query_heads / device.sms) * width / 128;
-      const float adding_up = splits == 1 ? 0.0f : is_cluster ? rounds * (is_half ? 270 : 120) : adding;
-      const int starting = 240 + (heads > kMostHeads / 2 ? 95 : 0) + (in_step ? 50 : 0);
-      const float time =
-          std::max(rounds * read * waiting, all_tokens / delivered) + (rounds * starting + adding_up) * 128 / width;
-      if (time >= least) return;
-      least = time;
-      division = {heads, head_blocks, splits, warps, is_cluster, in_step, false};
-    };
-    const auto consider_splits = [&](int splits) {
-      for (const bool in_step : {false, true}) {
-        if (in_step && (is_masked || tokens <= tokens_at_once * splits)) break;
-        if (splits > 1 && splits <= clusters) consider(splits, true, in_step);
-        consider(splits, false, in_step);
-      }
-    };
+    const float of_size = elements > 2 * kChunk ? 0.82f : elements > kChunk ? 1.0f : is_wide ? 0.904f : 1.18f;
+    int counts[20], number = 0;  // of splits
     for (int splits = 1; splits <= std::clamp(std::min(most, 6 * slots / blocks), 1, 16); ++splits)
-      consider_splits(splits);
+      counts[number++] = splits;
     // More splits pay only where all blocks run at once: the most, or fewer that read no more tokens each.
     for (const int share : {84, 100}) {
       const int fitting = std::min(most, slots * share / 100 / blocks);
       if (fitting <= 16) continue;
       const int step = tokens_at_once * fitting, reads = (tokens + step - 1) / step;
-      consider_splits(fitting);
-      consider_splits((tokens + tokens_at_once * reads - 1) / (tokens_at_once * reads));
+      counts[number++] = fitting;
+      counts[number++] = (tokens + tokens_at_once * reads - 1) / (tokens_at_once * reads);
+    }
+    for (int i = 0; i < 4 * number; ++i) {
+      const int splits = counts[i / 4];
+      const bool is_cluster = i % 2 == 0, in_step = i % 4 > 1;
+      if (is_cluster && (splits == 1 || splits > clusters)) continue;
+      if (is_always_in_step ? !in_step : in_step && (is_masked || tokens <= tokens_at_once * splits)) continue;
+      const int all = blocks * splits, step = tokens_at_once * splits;
+      // The percentage of the blocks that fit which run at once: clusters need adjacent SMs.
+      const int percent = !is_cluster || (splits == 2 && blocks_per_sm == 1) ? 100
+                          : blocks_per_sm > 1                                ? 90
+                          : splits > 4 && splits < 8                         ? 82
+                                                                             : 88;
+      const int at_once = std::max(1, slots * percent / 100), rounds = (all + at_once - 1) / at_once;
+      if (is_half && rounds > 1) continue;  // takes longer than blocks of all warps
+      const int read = tokens <= step ? (tokens + splits - 1) / splits : (tokens + step - 1) / step * tokens_at_once;
+      // All warps of an SM that read in step wait for each other, and ask for less at a time. Heads of 96 elements ask
+      // for more than the memory delivers otherwise, which is less then.
+      const bool is_too_much =
+          is_narrow && !in_step && tokens >= (is_half ? 512 : 1024) * splits && 100 * all > 80 * slots;
+      const float delivered = is_masked     ? 1.41f
+                              : is_too_much ? 0.885f
+                              : in_step     ? (is_narrow ? 0.935f : 1.36f)
+                                            : (is_narrow ? 0.818f : 0.9f);
+      const float filled = std::min(1.0f, static_cast<float>(all) / static_cast<float>(slots));
+      const float of_step = !in_step ? 1.0f : is_narrow ? 1.023f : 0.946f;
+      const float of_blocks = (is_half ? (is_narrow ? 1.78f : 2.2f) : 1.0f) * (0.952f + 0.048f * filled);
+      const float reading = rounds * read * of_size * of_step * of_blocks;
+      const float adding = 211 + splits * (1 + 3.08f * query_heads / device.sms) * width / 128;
+      const float adding_up = splits == 1 ? 0.0f : is_cluster ? 22 + 4.8f * splits + 100 * rounds : adding;
+      const int starting = 182 + (is_wide ? 117 : 0) + (in_step ? 58 : 0);
+      const float time = std::max(reading, all_tokens / delivered) + (rounds * starting + adding_up) * 128 / width;
+      if (time >= least) continue;
+      least = time;
+      division = {heads, head_blocks, splits, warps, is_cluster, in_step, false};
     }
   };
   for (int warps = most_warps; warps >= kWarpsFor<4>; warps /= 2) {

@@ -52,8 +52,8 @@ def test_heads(group, dtype):
             check(*tensors)
             check(*tensors, mask=padded(2, tokens), scale=0.3)
     # Torch computes so many tokens of 64 elements; blocks read so many of 96 in step.
-    many, some = (24000, 1300) if DEVICE == "cuda" and group == 16 else (300, 130)
-    for sizes in [(1, 1, group, 3000, 256), (8, 1, group, many, 64), (5, 32, group, 210, 96), (4, 32, group, some, 96)]:
+    many, few = (24000, 1300) if DEVICE == "cuda" and group == 16 else (300, 130)
+    for sizes in [(1, 1, group, 3000, 256), (16, 1, group, many, 64), (5, 32, group, 210, 96), (4, 32, group, few, 96)]:
         check(*inputs(*sizes, dtype))
 
 

@@ -111,7 +111,7 @@ def test_graph():
 
 
 # Tiles of 16 outputs per SM: for each way of `choose` in linear.cu, with blocks that share a tile and without.
-TILES = [0.25, 0.5, 1.1, 1.4, 2, 2.4, 3, 4, 6]
+TILES = [0.25, 0.5, 0.6, 1.1, 1.4, 2, 2.4, 3, 4, 6]
 
 
 @gpu

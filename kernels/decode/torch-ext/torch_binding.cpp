@@ -24,6 +24,16 @@ using decode_step::kMostElements;
 using decode_step::Linear;
 using decode_step::Rotary;
 
+#if defined(CUDA_KERNEL)
+// Calls an operation of Torch that returns a tensor.
+template <typename... Arguments>
+Tensor call_torch(const char* name, const Arguments&... arguments) {
+  std::array stack{torch::stable::detail::from(arguments)...};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+#endif
+
 // --- linear layers ---------------------------------------------------------------------------------------------------
 
 // Reads x, of which at most kMostRows rows are allowed. Replaces it by a contiguous copy if it is not contiguous.
@@ -99,6 +109,11 @@ Tensor linear(Tensor x, Tensor weight, MaybeTensor bias, MaybeTensor residual, M
   constant_weights &= add_layer(problem, weight, "weight", bias, "bias", x);
   if (weight2.has_value()) constant_weights &= add_layer(problem, *weight2, "weight2", bias2, "bias2", x);
   if (weight3.has_value()) constant_weights &= add_layer(problem, *weight3, "weight3", bias3, "bias3", x);
+#if defined(CUDA_KERNEL)
+  if (!residual.has_value() && decode_step::is_for_torch(problem, constant_weights)) {
+    return call_torch("aten::linear", x, weight, bias);
+  }
+#endif
   return run(problem, x, residual, constant_weights);
 }
 
@@ -276,11 +291,8 @@ Tensor run(Attention& problem, const Tensor& query, [[maybe_unused]] const Tenso
   int64_t floats = 0;
   check(decode_step::divide(problem, &floats));
   if (problem.division.is_for_torch) {
-    const auto stack_of = [](const auto&... values) { return std::array{torch::stable::detail::from(values)...}; };
-    auto stack = stack_of(query, key, value, MaybeTensor(), 0.0, false, std::optional<double>(problem.scale), true);
-    const char* const name = "aten::scaled_dot_product_attention";
-    TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
-    out = torch::stable::detail::to<Tensor>(stack[0]);
+    const std::optional<double> scale(problem.scale);
+    out = call_torch("aten::scaled_dot_product_attention", query, key, value, MaybeTensor(), 0.0, false, scale, true);
     return torch::stable::contiguous(torch::stable::transpose(out, 1, 2));
   }
   Tensor parts;
