@@ -86,6 +86,7 @@ NORMS = {
         "RMSNorm",
     ),
     "of Torch": (lambda x, w: F.rms_norm(x, (x.shape[-1],), w, 1e-6), "RMSNorm"),
+    "of Torch, with its locals": (lambda x, w: F.rms_norm(locals()["x"], w.shape, w, 1e-6), "RMSNorm"),
     "centered": (lambda x, w: F.layer_norm(x, (x.shape[-1],), w, None, 1e-6), "LayerNorm"),
     "of patches": (lambda x, w: F.layer_norm(patches(x), x.shape[-1:], w), "residual sum with norm"),
     "of patches with views": (lambda x, w: F.layer_norm(p := patches(x), p.shape[-1:], w) + p.mT.view(-1)[0], None),

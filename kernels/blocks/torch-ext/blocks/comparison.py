@@ -27,14 +27,11 @@ class Comparison:
     """A model and the same model accelerated, on the same inputs.
 
     Attributes:
-        kept: "accelerated" or "eager": the model that the check decided for.
-        reason: Why.
-        eager_ms: Median time of the model as it was, in milliseconds.
-        accelerated_ms: Median time of the accelerated model, in milliseconds; None if it failed.
-        reference: The dtype of the model that both were compared with, or None: see `no_reference`.
-        no_reference: Why there is no reference. Both are then compared with each other only.
-        eager_error: Relative error of the model as it was: norm of the difference, divided by that of the reference.
-        accelerated_error: Relative error of the accelerated model.
+        kept: "accelerated" or "eager": the model that the check decided for, and `reason` why.
+        eager_ms, accelerated_ms: Median times in milliseconds; None if the accelerated model failed.
+        reference: The dtype of the model that both were compared with; None if they were compared with each other
+            only, for the reason in `no_reference`.
+        eager_error, accelerated_error: Norm of the difference, divided by that of the reference.
         difference: Relative difference of the two; None if the outputs have no floating-point numbers.
     """
 

@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from .kernel_set import DEVICE, DTYPES
-from .matching import argument, changes, dtype_of, is_tensor, operation, shape_of, value
+from .matching import CHANGES, argument, changes, dtype_of, is_tensor, operation, shape_of, value
 
 
 class Editor:
@@ -33,6 +33,10 @@ class Editor:
         ends = [*nodes, place]
         first, last = min(ends), max(ends)
         return not any(first < node < last and node not in replaced for node in self._changing)
+
+    def fills(self, x: Node) -> list[Node]:
+        """Return the assignments to new tensors, whose memory is not that of `x`."""
+        return [node for node in self._changing if _fills(node) and not _shares_memory(node.args[0], x)]
 
     def insert(self, before: Node, function: Any, args: Any, kwargs: Any = None, like: Any = None) -> Node:
         """Insert a call whose result is like that of the node `like`."""
@@ -93,7 +97,8 @@ class Editor:
         """Let equal views of a value be one, and equal tables of angles, so that the same tables are one value."""
         known: dict[Any, Node] = {}
         for node in list(self._graph.nodes):
-            is_same = is_tensor(node) and (is_view(node) or _is_part(node) or self._is_constant_table(node))
+            is_true_view = is_view(node) and _shares_memory(node, node.args[0])  # `reshape` may have copied
+            is_same = is_tensor(node) and (is_true_view or _is_part(node) or self._is_constant_table(node))
             if is_same or operation(node) in _SPLITS:
                 key = repr((node.op, node.target, node.args, node.kwargs))
                 first = known.setdefault(key, node)
@@ -106,6 +111,25 @@ class Editor:
         if operation(angle) not in ("cos", "sin") or any(user.op == "output" for user in node.users):
             return False
         return not any(angle < other for other in self._changing)
+
+    def may_be_contiguous(self, node: Node, result: Tensor) -> bool:
+        """Return whether a node's result, or a view of it, is contiguous, or nothing depends on its layout.
+
+        A write to `x.flatten()` is one to `x` if that is contiguous, and results have the layouts of their operands.
+        """
+        return result.is_contiguous() or not self.is_written(node, lambda user, _: True)
+
+    def is_written(self, node: Node, follows: Optional[Callable[[Node, Node], bool]] = None) -> bool:
+        """Return whether an operation writes to a value, or to one that follows from it: by default, to its views."""
+        values, pending = {node}, [node] if self._changing else []
+        while pending:
+            part = pending.pop()
+            if any(_writes_to(user, part) for user in part.users):
+                return True
+            new = {user for user in part.users if user not in values and (follows or _shares_memory)(user, part)}
+            values |= new
+            pending += new
+        return False
 
     def straighten_sums(self) -> None:
         """Compute sums on contiguous rows if only norms and further sums read them: the rows of image patches are not.
@@ -193,6 +217,24 @@ def _is_part(node: Node) -> bool:
         return False
     index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
     return all(part is None or part is Ellipsis or type(part) in (int, slice) for part in index)
+
+
+def _shares_memory(node: Node, x: Node) -> bool:
+    """Return whether a value is a view of another, or one of them is no tensor."""
+    memory = [value(part).untyped_storage()._cdata for part in (node, x) if is_tensor(part)]
+    return len({*memory}) < 2
+
+
+def _fills(node: Node) -> bool:
+    return operation(node) == "setitem" and operation(node.args[0]) == "empty_like"
+
+
+def _writes_to(node: Node, part: Node) -> bool:
+    """Return whether a call may write to one of its operands: methods and operators write to the first one."""
+    if not changes(node) or _fills(node):
+        return False
+    is_method = node.op == "call_method" or operation(node) in CHANGES
+    return not is_method or node.args[0] is part or part in node.kwargs.values()
 
 
 _SPLITS = {"chunk", "split", "unbind"}
