@@ -112,23 +112,20 @@ class Editor:
             return False
         return not any(angle < other for other in self._changing)
 
-    def may_be_contiguous(self, node: Node, result: Tensor) -> bool:
-        """Return whether a node's result, or a view of it, is contiguous, or nothing depends on its layout.
+    def is_written(self, node: Node, in_rows: Optional[Tensor] = None) -> bool:
+        """Return whether an operation writes to a value or to a view of it.
 
-        A write to `x.flatten()` is one to `x` if that is contiguous, and results have the layouts of their operands.
+        With `in_rows`, the value or a view of it as a kernel returns it, contiguous, also whether the layout matters:
+        then a write to `x.flatten()` is one to `x`, and results have the layouts of their operands.
         """
-        return result.is_contiguous() or not self.is_written(node, lambda user, _: True)
-
-    def is_written(self, node: Node, follows: Optional[Callable[[Node, Node], bool]] = None) -> bool:
-        """Return whether an operation writes to a value, or to one that follows from it: by default, to its views."""
-        values, pending = {node}, [node] if self._changing else []
+        values, pending = {node}, [node] if self._changing and (in_rows is None or not in_rows.is_contiguous()) else []
         while pending:
             part = pending.pop()
             if any(_writes_to(user, part) for user in part.users):
                 return True
-            new = {user for user in part.users if user not in values and (follows or _shares_memory)(user, part)}
+            follows = (user for user in part.users if in_rows is not None or _shares_memory(user, part))
+            pending += (new := {*follows} - values)
             values |= new
-            pending += new
         return False
 
     def straighten_sums(self) -> None:

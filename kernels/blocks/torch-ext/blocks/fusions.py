@@ -75,7 +75,7 @@ def fuse(module: GraphModule, returns_logits: bool = True) -> list[tuple[Node, s
 
 def _replace_match(editor: Editor, node: Node, patterns: Mapping[str, Pattern], kernel_of: Callable[..., Any]) -> None:
     """Replace a match of one of some patterns, by their names, by the call that `kernel_of` returns, or None."""
-    is_result = operation(node) in _RESULTS and fits(node) and editor.may_be_contiguous(node, value(node))
+    is_result = operation(node) in _RESULTS and fits(node) and not editor.is_written(node, value(node))
     given = patterns.items() if is_result else ()
     for name, found in ((name, found) for name, pattern in given for found in matches(pattern, node)):
         call = kernel_of(editor, node, found, name)
@@ -147,7 +147,7 @@ def _add_before_norm(editor: Editor, node: Node) -> None:
         return
     x, branch, *gating = total.args
     kernel = _sum_and_norm(node, x, branch, *gating) if is_alike(total, x, branch) else None
-    if kernel is None or not (editor.may_join([total], node) and editor.may_be_contiguous(total, value(total))):
+    if kernel is None or not editor.may_join([total], node) or editor.is_written(total, value(total)):
         return
     function, args, is_sum_last = kernel
     place = node

@@ -217,7 +217,7 @@ def rotate(editor: Editor, node: Node) -> None:
     if layout is None or value(x).stride(-1) != 1 or not may_join or not is_used_later:
         return
     is_heads_first, dim_of_heads = layout
-    if not editor.may_be_contiguous(node, value(node).transpose(1, 2) if is_heads_first else value(node)):
+    if editor.is_written(node, value(node).transpose(1, 2) if is_heads_first else value(node)):
         return
     parts = (torch.real, torch.imag) if value(rotation.cos).is_complex() else (None, None)
     tables = [_table(editor, place, *of, dim_of_heads) for of in zip((rotation.cos, rotation.sin), parts)]
