@@ -311,6 +311,16 @@ def test_rotary_tables_that_are_inputs(blocks, half, cos, sin, count):
 
 
 @torch.no_grad()
+def test_parts_of_heads_that_are_rotated_apart(blocks):
+    """A head as a whole is no rotation that kernels compute, as in Allegro."""
+    rotate, tables, x = Rotating(half=True), torch.randn(4, 5, 16), torch.randn(2, 3, 5, 32)
+    model = Calls(lambda x: torch.cat([rotate(x[..., :16], *tables[:2]), rotate(x[..., 16:], *tables[2:])], -1))
+    expected, report = model(x), traced(blocks, model)
+    torch.testing.assert_close(model(x), expected)
+    assert report.replaced and not report.left
+
+
+@torch.no_grad()
 def test_a_complex_rotary_table_that_is_loaded(blocks):
     def rotate(x):
         pairs = torch.view_as_complex(x.view(2, 3, 5, 8, 2))

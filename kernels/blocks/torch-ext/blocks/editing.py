@@ -19,6 +19,7 @@ class Editor:
     def __init__(self, module: GraphModule) -> None:
         self.module, self._graph = module, module.graph
         self.misses: list[tuple[Node, str]] = []  # operations that a kernel almost computes, and the reasons
+        self.unrotated: dict[Node, str] = {}  # rotations that no kernel computes, and the reasons
         self.copies: dict[Any, Node] = {}  # of tables, by the table and its part
         self.causal: dict[Node, bool] = {}  # whether a mask is that of causal attention
         self._erased: set[Node] = set()

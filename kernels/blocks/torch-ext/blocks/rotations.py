@@ -24,7 +24,6 @@ _SHAPES = {"view", "reshape", "flatten", "unflatten"}
 _PARTS = {"getitem", "unbind", "chunk", "split", "cast", "contiguous", "clone", "view_as_complex"}
 _FOLLOWED = _PARTS - {"cast"} | {"cat", "stack", "add", "sub", "neg", "view_as_real"}
 _JOINTS = {"add", "sub", "cat", "stack", "view_as_real"}
-_OTHER_PAIRS = "it rotates pairs as no kernel does"
 _STEPS = 16  # from the result of a rotation to its products
 _numbers = torch.Generator("cpu").manual_seed(0)
 
@@ -124,7 +123,7 @@ class Rotation:
 
 
 def rotation_in(editor: Editor, node: Node) -> Optional[Rotation]:
-    """Return the rotation whose result a node is, or None. One that no kernel computes is a miss of the editor's."""
+    """Return the rotation whose result a node is, or None. The editor notes one that no kernel computes."""
     is_rounded = operation(node) == "cast" and dtype_of(node.args[0]) in _WIDE
     root = node.args[0] if is_rounded else node
     wholes = (_whole(part, shape_of(root)) for product in _products_in(root) for part in product.args)
@@ -140,8 +139,8 @@ def rotation_in(editor: Editor, node: Node) -> Optional[Rotation]:
                     kept = [part for part in (node, *rows.nodes) if part is not x and operation(part) != "empty_like"]
                     return Rotation(x, cos, sin, *kind, kept)
             is_matrix = any(table.dim() > 1 for table in rows.tables.values())
-            reason = "it multiplies pairs by matrices that need not rotate them" if is_matrix else _OTHER_PAIRS
-            editor.misses += [(node, reason)] if len(rows.tables) > 1 else []
+            reasons = "it rotates pairs as no kernel does", "it multiplies pairs by matrices that need not rotate them"
+            editor.unrotated |= {node: reasons[is_matrix]} if len(rows.tables) > 1 else {}
     return None
 
 
@@ -287,6 +286,8 @@ def _layout(shape: tuple[Any, ...], table: tuple[Any, ...]) -> Optional[tuple[bo
 
 def rotate_together(editor: Editor, node: Node) -> None:
     """Rotate q and k in one call, together with their norms."""
+    if node in editor.unrotated and _products_in(node):  # else kernels have rotated its parts
+        editor.misses.append((node, editor.unrotated[node]))
     if node.target is not rope3d.apply_rotary or node.args[1] is not None:
         return
     other = _earlier(node)
