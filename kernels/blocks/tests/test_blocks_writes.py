@@ -53,7 +53,8 @@ def to_tables_between_their_casts(x, y):
 def to_a_causal_mask(x, y):
     """Causal but for the first tokens, as that of a prefix."""
     mask = torch.ones(6, 6, dtype=torch.bool).tril()
-    mask[:, :3] = True
+    mask[0, :3] = True
+    mask[1:3].narrow(1, 0, 3).fill_(True)
     return F.scaled_dot_product_attention(x, y, y, attn_mask=mask)
 
 

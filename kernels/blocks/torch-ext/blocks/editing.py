@@ -122,7 +122,7 @@ class Editor:
         values, pending = {node}, [node] if self._changing and (in_rows is None or not in_rows.is_contiguous()) else []
         while pending:
             part = pending.pop()
-            if any(_writes_to(user, part) for user in part.users):
+            if any(_writes_to(user, part) and (in_rows is None or not _fills(user)) for user in part.users):
                 return True
             follows = (user for user in part.users if in_rows is not None or _shares_memory(user, part))
             pending += (new := {*follows} - values)
@@ -229,10 +229,8 @@ def _fills(node: Node) -> bool:
 
 def _writes_to(node: Node, part: Node) -> bool:
     """Return whether a call may write to one of its operands: methods and operators write to the first one."""
-    if not changes(node) or _fills(node):
-        return False
     is_method = node.op == "call_method" or operation(node) in CHANGES
-    return not is_method or node.args[0] is part or part in node.kwargs.values()
+    return changes(node) and (not is_method or node.args[0] is part or part in node.kwargs.values())
 
 
 _SPLITS = {"chunk", "split", "unbind"}
