@@ -217,6 +217,7 @@ PATCHES = {
         lambda self, x: 1.5 * x,
     ),
     "function": (qwen3, "transformers.models.qwen3.modeling_qwen3.apply_rotary_pos_emb", lambda q, k, *_: (-q, k)),
+    "function of a norm": (own, "torch.nn.functional.layer_norm", lambda x, *_: 3 * x),
     "function of Torch": (qwen3, "torch.nn.functional.silu", lambda x, inplace=False: 3 * x),
     "processor": (flux, "diffusers.models.transformers.transformer_flux.FluxAttnProcessor.__call__", patched_processor),
 }
