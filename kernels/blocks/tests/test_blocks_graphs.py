@@ -35,7 +35,7 @@ def test_model_on_the_cpu(blocks):
     report = blocks.accelerate(model, graphs=True)
     assert "none can be captured now: the model is not on a CUDA device" in str(report)
     torch.testing.assert_close(model(**inputs).sample, expected)
-    assert "1 x eager: the model is not on a CUDA device" in str(report)
+    assert "1 x eager: the model is not on a CUDA device" in str(report) and not report.replaced
     blocks.restore(model)
     assert type(model) is type(ltx())
 

@@ -9,6 +9,7 @@ import torch
 from example_models import ROUNDING, ltx, ltx_pipeline, own, run
 from model_cases import DEVICE, error
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 pytestmark = pytest.mark.usefixtures("one_thread", "fresh_dynamo")
 
@@ -33,10 +34,19 @@ class Reordering(nn.Module):
         return torch.cat((x[..., ::2] * cos - x[..., 1::2] * sin, x[..., ::2] * sin + x[..., 1::2] * cos), -1)
 
 
+class Matrices(nn.Module):
+    """Multiplies pairs of neighbors by matrices, as HiDream does."""
+
+    def forward(self, x):
+        matrices, pairs = x[0].cos().view(4, 4, 1, 2), x.view(2, 4, 4, 1, 2)
+        columns = matrices.expand(4, 4, 2, 2).unbind(-1)
+        return (columns[0] * pairs[..., 0] + columns[1] * pairs[..., 1]).flatten(-2)
+
+
 @torch.no_grad()
 def test_report_grows_with_traces(blocks):
     norms = nn.RMSNorm(8, 1e-6), nn.RMSNorm(8, 1e-6), nn.LayerNorm((4, 8)), LayerNorm2d(), OwnLayerNorm(8)
-    model = nn.Sequential(*norms, Reordering()).to(DEVICE)
+    model = nn.Sequential(*norms, weight_norm(nn.Linear(8, 8)), Reordering(), Matrices()).to(DEVICE)
     report = blocks.accelerate(model)
     assert str(report).startswith("nothing replaced so far: Torch has traced no call; kernels for ")
     model(torch.randn(2, 4, 8, device=DEVICE))
@@ -46,13 +56,15 @@ def test_report_grows_with_traces(blocks):
         ("LayerNorm", "it computes no norm that a kernel does"): 1,
         ("LayerNorm2d", "it computes no norm that a kernel does"): 1,
         ("Reordering", "it rotates pairs as no kernel does"): 1,
+        ("Matrices", "it multiplies pairs by matrices that need not rotate them"): 1,
     }
-    assert str(report).splitlines()[:7] == [
-        f"3 modules replaced, 3 left as before; kernels for {DEVICE}",
+    assert str(report).splitlines()[:8] == [
+        f"3 modules replaced, 4 left as before; kernels for {DEVICE}",
         "replaced:",
         "     2 x RMSNorm       RMSNorm (rmsnorm)",
         "     1 x OwnLayerNorm  LayerNorm, with modulation or without (adaln)",
         "left:",
+        "     1 x Matrices      it multiplies pairs by matrices that need not rotate them",
         "     1 x Reordering    it rotates pairs as no kernel does",
         "     1 x LayerNorm     it computes no norm that a kernel does",
     ]

@@ -86,6 +86,7 @@ NORMS = {
         "RMSNorm",
     ),
     "of Torch": (lambda x, w: F.rms_norm(x, (x.shape[-1],), w, 1e-6), "RMSNorm"),
+    "of Torch, with its locals": (lambda x, w: F.rms_norm(locals()["x"], w.shape, w, 1e-6), "RMSNorm"),
     "centered": (lambda x, w: F.layer_norm(x, (x.shape[-1],), w, None, 1e-6), "LayerNorm"),
     "of patches": (lambda x, w: F.layer_norm(patches(x), x.shape[-1:], w), "residual sum with norm"),
     "of patches with views": (lambda x, w: F.layer_norm(p := patches(x), p.shape[-1:], w) + p.mT.view(-1)[0], None),
@@ -307,6 +308,16 @@ def test_rotary_tables_that_are_inputs(blocks, half, cos, sin, count):
     for tables in ((cos, sin), (cos * 2, sin * 2)):
         torch.testing.assert_close(model(x, *tables), Rotating(half)(x, *tables))
     assert report.replaced["Rotating", "rotary embedding"] == count
+
+
+@torch.no_grad()
+def test_parts_of_heads_that_are_rotated_apart(blocks):
+    """A head as a whole is no rotation that kernels compute, as in Allegro."""
+    rotate, tables, x = Rotating(half=True), torch.randn(4, 5, 16), torch.randn(2, 3, 5, 32)
+    model = Calls(lambda x: torch.cat([rotate(x[..., :16], *tables[:2]), rotate(x[..., 16:], *tables[2:])], -1))
+    expected, report = model(x), traced(blocks, model)
+    torch.testing.assert_close(model(x), expected)
+    assert report.replaced and not report.left
 
 
 @torch.no_grad()

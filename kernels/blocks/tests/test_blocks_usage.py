@@ -217,6 +217,7 @@ PATCHES = {
         lambda self, x: 1.5 * x,
     ),
     "function": (qwen3, "transformers.models.qwen3.modeling_qwen3.apply_rotary_pos_emb", lambda q, k, *_: (-q, k)),
+    "function of a norm": (own, "torch.nn.functional.layer_norm", lambda x, *_: 3 * x),
     "function of Torch": (qwen3, "torch.nn.functional.silu", lambda x, inplace=False: 3 * x),
     "processor": (flux, "diffusers.models.transformers.transformer_flux.FluxAttnProcessor.__call__", patched_processor),
 }
@@ -341,8 +342,10 @@ def test_fully_sharded(blocks, mesh, when):
     fully_shard(fast.layers[0], mesh=mesh)
     fully_shard(fast, mesh=mesh)
     classes = [type(module) for module in fast.modules()]
-    blocks.accelerate(fast)
+    report = blocks.accelerate(fast)
     assert error(run(fast, inputs), expected) < ROUNDING
+    # Its norms are replaced. Torch does not trace the hooks.
+    assert ("RMSNorm", "RMSNorm") in report.replaced and {kind for kind, _ in report.left} == {"graph break"}
     ours = train(fast, inputs)
     assert_equal_gradients({name: gradient.to_local() for name, gradient in ours.items()}, eager_gradients)
     blocks.restore(fast)

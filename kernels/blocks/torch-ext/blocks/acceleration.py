@@ -29,27 +29,23 @@ def accelerate(
     """Replace operations of a model by faster kernels, in place.
 
     The model keeps its classes, parameters, hooks and `state_dict`. Without `graphs`, `torch.compile` traces it at its
-    first call, and later calls run the traced operations, with the kernels in place of some, and without the Python
-    around them. Torch traces again where an input, a module or a global name differs from the trace. A second call
-    with the same options changes nothing.
+    first call, and again where an input, a module or a global name differs from the trace; other calls run the traced
+    operations, with the kernels in place of some. A second call with the same options changes nothing.
 
     Args:
         model: A `torch.nn.Module`, or a pipeline of diffusers, whose modules are all accelerated.
         check: Inputs to compare and to time the model before and after: a dict of its keyword arguments,
             a tuple of its positional arguments, or a function that gets the model and runs it. The model is restored
-            if it was faster as it was, or if its error, compared with a run in float32, is now more than 1.1 times as
-            large. Of a pipeline the denoiser (`transformer` or `unet`) is checked, and restored, alone.
-        graphs: Capture the forward of the model, or of a pipeline's denoisers, as CUDA graphs, with the kernels in
-            them: at the second call with tensors of some shapes, to be replayed from then on. Calls that no graph can
-            serve run as they did; the report counts them by reason. `generate` of a model of transformers then holds a
-            static cache and captures whole decoding steps.
+            if it was faster, or its error against float32 less than 1/1.1 of the new one. Of a pipeline the denoiser
+            (`transformer` or `unet`) is checked, and restored, alone.
+        graphs: Capture the forward of the model, or of a pipeline's denoisers, as CUDA graphs with the kernels, at the
+            second call with tensors of some shapes. Calls that no graph can serve run as they did; the report counts
+            them by reason. `generate` of a model of transformers captures whole decoding steps.
         scope: The unit that `torch.compile` traces. `"model"`, the default without `graphs`: the fastest calls, after
-            a first call of some seconds. `"blocks"`: the blocks in the lists of a model, which share a trace, so that
-            the first call takes a second or two. Together with `graphs` it is for the calls that no graph serves,
-            which run the model's own forward by default.
-        logits: Whether a training step of a language model returns its logits beside its loss, which is computed from
-            chunks of logits. If not, a call with labels, in which gradients are recorded, returns None for its logits,
-            and takes less time and gigabytes less memory.
+            a first call of some seconds. `"blocks"`: the blocks in the lists of a model, which share a trace of a
+            second or two. Together with `graphs` it is for the calls that no graph serves.
+        logits: Whether a training step of a language model returns its logits beside its loss. If not, a call with
+            labels, in which gradients are recorded, returns None for them, in less time and gigabytes less memory.
 
     Returns:
         The replaced operations, those left, the reasons, and the check's figures. It grows with each trace and graph.
@@ -67,8 +63,11 @@ def accelerate(
         raise ValueError('blocks: logits=False needs scope="model", without graphs')
     roots = _roots(model)
     denoisers = roots if isinstance(model, nn.Module) else {name: roots[name] for name in _DENOISERS if name in roots}
-    if check is not None:
-        _refuse_check(check, roots, denoisers)
+    if not (check is None or isinstance(check, (Mapping, tuple)) or callable(check)):
+        name = type(check).__name__
+        raise TypeError(f"blocks: check must be a dict of keyword arguments, a tuple or a function, not {name}")
+    if check is not None and not denoisers:
+        raise ValueError(f"blocks: check needs a transformer or a unet; check each of {', '.join(roots)} alone")
     options = graphs, scope or (None if graphs else "model"), logits
     reports = (_accelerated[root] for root in roots.values() if root in _accelerated)
     report = next((report for given, report in reports if given == options), Report())
@@ -127,12 +126,3 @@ def _roots(model: Any) -> dict[str, nn.Module]:
     if not isinstance(components, dict):
         raise TypeError(f"blocks: model must be a torch.nn.Module or a pipeline, not {type(model).__name__}")
     return {name: part for name, part in components.items() if isinstance(part, nn.Module)}
-
-
-def _refuse_check(check: Any, roots: Mapping[str, Any], denoisers: Mapping[str, Any]) -> None:
-    """Raise an error if a check is of another type, or if there is no model to run it with."""
-    if not (isinstance(check, (Mapping, tuple)) or callable(check)):
-        name = type(check).__name__
-        raise TypeError(f"blocks: check must be a dict of keyword arguments, a tuple or a function, not {name}")
-    if not denoisers:
-        raise ValueError(f"blocks: check needs a transformer or a unet; check each of {', '.join(roots)} alone")

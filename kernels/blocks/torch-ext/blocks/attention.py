@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch.cuda import get_device_capability
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import Interpreter, Node
 
 from .editing import Editor, fits
 from .matching import argument, changes, is_tensor, operation, shape_of, value
 
-_RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "bernoulli", "multinomial", "dropout"}
+RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "bernoulli", "multinomial", "dropout"}
 _LONGEST = 1000  # operations that make a mask
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
@@ -28,7 +28,7 @@ def drop_causal_mask(editor: Editor, node: Node) -> None:
     if not is_tensor(mask) or argument(node, 5, "is_causal", False) or shape_of(key)[-2] != tokens:
         return
     if mask not in editor.causal:  # a mask of many tokens is large, and all layers have the same
-        made = _constant(editor.module, mask)
+        made = _constant(editor, mask)
         is_square = made is not None and made.dtype == torch.bool and made.shape[-2:] == (tokens, tokens)
         editor.causal[mask] = is_square and bool((made == made.new_ones(tokens, tokens).tril()).all())
     if editor.causal[mask]:
@@ -71,18 +71,18 @@ def _call_with(node: Node, **changed: Any) -> None:
     node.args = ()
 
 
-def _constant(module: GraphModule, node: Node) -> Any:
-    """Return the value of a node that depends on constants alone; None for any other node."""
+def _constant(editor: Editor, node: Node) -> Any:
+    """Return the value of a node that depends on constants alone, which nothing writes; None for any other node."""
     order: dict[Node, None] = {}
     pending = [node]
     while pending:
         part = pending.pop()
         is_call = part.op in ("call_function", "call_method") and not changes(part)
-        if not is_call or operation(part) in _RANDOM or len(order) > _LONGEST:
+        if not is_call or operation(part) in RANDOM or len(order) > _LONGEST or editor.is_written(part):
             return None
         order[part] = None
         pending += [operand for operand in part.all_input_nodes if operand not in order]
-    interpreter = Interpreter(module)
+    interpreter = Interpreter(editor.module)
     for part in sorted(order):
         interpreter.env[part] = interpreter.run_node(part)
     return interpreter.env[node]

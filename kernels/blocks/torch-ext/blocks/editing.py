@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from .kernel_set import DEVICE, DTYPES
-from .matching import argument, changes, dtype_of, is_tensor, operation, shape_of, value
+from .matching import CHANGES, argument, changes, dtype_of, is_tensor, operation, shape_of, value
 
 
 class Editor:
@@ -19,6 +19,7 @@ class Editor:
     def __init__(self, module: GraphModule) -> None:
         self.module, self._graph = module, module.graph
         self.misses: list[tuple[Node, str]] = []  # operations that a kernel almost computes, and the reasons
+        self.unrotated: dict[Node, str] = {}  # rotations that no kernel computes, and the reasons
         self.copies: dict[Any, Node] = {}  # of tables, by the table and its part
         self.causal: dict[Node, bool] = {}  # whether a mask is that of causal attention
         self._erased: set[Node] = set()
@@ -33,6 +34,10 @@ class Editor:
         ends = [*nodes, place]
         first, last = min(ends), max(ends)
         return not any(first < node < last and node not in replaced for node in self._changing)
+
+    def fills(self, x: Node) -> list[Node]:
+        """Return the assignments to new tensors, whose memory is not that of `x`."""
+        return [node for node in self._changing if _fills(node) and not _shares_memory(node.args[0], x)]
 
     def insert(self, before: Node, function: Any, args: Any, kwargs: Any = None, like: Any = None) -> Node:
         """Insert a call whose result is like that of the node `like`."""
@@ -93,7 +98,8 @@ class Editor:
         """Let equal views of a value be one, and equal tables of angles, so that the same tables are one value."""
         known: dict[Any, Node] = {}
         for node in list(self._graph.nodes):
-            is_same = is_tensor(node) and (is_view(node) or _is_part(node) or self._is_constant_table(node))
+            is_true_view = is_view(node) and _shares_memory(node, node.args[0])  # `reshape` may have copied
+            is_same = is_tensor(node) and (is_true_view or _is_part(node) or self._is_constant_table(node))
             if is_same or operation(node) in _SPLITS:
                 key = repr((node.op, node.target, node.args, node.kwargs))
                 first = known.setdefault(key, node)
@@ -106,6 +112,22 @@ class Editor:
         if operation(angle) not in ("cos", "sin") or any(user.op == "output" for user in node.users):
             return False
         return not any(angle < other for other in self._changing)
+
+    def is_written(self, node: Node, in_rows: Optional[Tensor] = None) -> bool:
+        """Return whether an operation writes to a value or to a view of it.
+
+        With `in_rows`, the value or a view of it as a kernel returns it, contiguous, also whether the layout matters:
+        then a write to `x.flatten()` is one to `x`, and results have the layouts of their operands.
+        """
+        values, pending = {node}, [node] if self._changing and (in_rows is None or not in_rows.is_contiguous()) else []
+        while pending:
+            part = pending.pop()
+            if any(_writes_to(user, part) and (in_rows is None or not _fills(user)) for user in part.users):
+                return True
+            follows = (user for user in part.users if in_rows is not None or _shares_memory(user, part))
+            pending += (new := {*follows} - values)
+            values |= new
+        return False
 
     def straighten_sums(self) -> None:
         """Compute sums on contiguous rows if only norms and further sums read them: the rows of image patches are not.
@@ -193,6 +215,22 @@ def _is_part(node: Node) -> bool:
         return False
     index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
     return all(part is None or part is Ellipsis or type(part) in (int, slice) for part in index)
+
+
+def _shares_memory(node: Node, x: Node) -> bool:
+    """Return whether a value is a view of another, or one of them is no tensor."""
+    memory = [value(part).untyped_storage()._cdata for part in (node, x) if is_tensor(part)]
+    return len({*memory}) < 2
+
+
+def _fills(node: Node) -> bool:
+    return operation(node) == "setitem" and operation(node.args[0]) == "empty_like"
+
+
+def _writes_to(node: Node, part: Node) -> bool:
+    """Return whether a call may write to one of its operands: methods and operators write to the first one."""
+    is_method = node.op == "call_method" or operation(node) in CHANGES
+    return changes(node) and (not is_method or node.args[0] is part or part in node.kwargs.values())
 
 
 _SPLITS = {"chunk", "split", "unbind"}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from .attention import drop_causal_mask, group_heads
+from .attention import RANDOM, drop_causal_mask, group_heads
 from .editing import Editor, broadcasts, fits, is_alike
 from .kernel_set import DEVICE, adaln, geglu, loss, rmsnorm, rope3d
 from .matching import Match, Pattern, argument, dtype_of, matches, operation, shape_of, value
@@ -75,7 +75,8 @@ def fuse(module: GraphModule, returns_logits: bool = True) -> list[tuple[Node, s
 
 def _replace_match(editor: Editor, node: Node, patterns: Mapping[str, Pattern], kernel_of: Callable[..., Any]) -> None:
     """Replace a match of one of some patterns, by their names, by the call that `kernel_of` returns, or None."""
-    given = patterns.items() if operation(node) in _RESULTS and fits(node) else ()
+    is_result = operation(node) in _RESULTS and fits(node) and not editor.is_written(node, value(node))
+    given = patterns.items() if is_result else ()
     for name, found in ((name, found) for name, pattern in given for found in matches(pattern, node)):
         call = kernel_of(editor, node, found, name)
         if call is not None and editor.may_join(found.nodes, node):
@@ -146,7 +147,7 @@ def _add_before_norm(editor: Editor, node: Node) -> None:
         return
     x, branch, *gating = total.args
     kernel = _sum_and_norm(node, x, branch, *gating) if is_alike(total, x, branch) else None
-    if kernel is None or not editor.may_join([total], node):
+    if kernel is None or not editor.may_join([total], node) or editor.is_written(total, value(total)):
         return
     function, args, is_sum_last = kernel
     place = node
@@ -176,10 +177,9 @@ def _sum_and_norm(node: Node, x: Node, branch: Node, gate: Any = None, sum_round
             return rmsnorm.add_rms_norm, (branch, x, weight, eps, offset, rounding), True
         if offset or (weight is not None and rounding == "before_weight" and dtype_of(x) != torch.float32):
             return None
-    elif node.target is adaln.ada_rms_norm:
-        scale, shift, weight, eps, rounding = node.args[1:]
     else:
-        scale, shift, weight, bias, eps, rounding = node.args[1:]
+        scale, shift, weight, *biases, eps, rounding = node.args[1:]
+        bias = biases[0] if biases else None
     if gate is not None and scale is not None:
         is_same = rounding == sum_rounding or dtype_of(x) == torch.float32
         if not is_same or shape_of(gate) != shape_of(scale):
@@ -190,14 +190,15 @@ def _sum_and_norm(node: Node, x: Node, branch: Node, gate: Any = None, sum_round
 
 
 def _made_after(place: Node, args: Iterable[Any]) -> Optional[set[Node]]:
-    """Return the nodes that make operands after `place`; None if they depend on its result, or are many."""
+    """Return the nodes that make operands after `place`; None if they depend on its result, are random, or many."""
     late: set[Node] = set()
     pending = [arg for arg in args if isinstance(arg, Node)]
     while pending:
         node = pending.pop()
-        if node is place or len(late) > 16:
+        is_late = node > place
+        if node is place or len(late) > 16 or (is_late and operation(node) in RANDOM):
             return None
-        if node > place and node not in late:
+        if is_late and node not in late:
             late.add(node)
             pending += node.all_input_nodes
     return late

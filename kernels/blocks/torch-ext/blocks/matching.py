@@ -22,7 +22,7 @@ _NORMS: dict[str, dict[str, Any]] = {  # their parameters after the shape, and t
     "layer_norm": {"weight": None, "bias": None, "eps": 1e-5},
     "rms_norm": {"weight": None, "eps": None},
 }
-_CHANGES = {"setitem", "iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior"}
+CHANGES = {"setitem", "iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior"}
 
 
 def value(node: Any) -> Any:
@@ -62,7 +62,7 @@ def changes(node: Node) -> bool:
     if node.op not in ("call_method", "call_function"):
         return node.op not in ("placeholder", "output", "get_attr")
     name = operation(node)
-    if name in _CHANGES or "out" in node.kwargs or node.kwargs.get("inplace") is True:
+    if name in CHANGES or "out" in node.kwargs or node.kwargs.get("inplace") is True:
         return True
     if name.endswith("_") and not name.endswith("__") and name not in ("and_", "or_", "not_"):  # as in `operator`
         return True
@@ -174,6 +174,8 @@ def wide(x: Pattern) -> Pattern:
     def find(node: Any, match: Match, dtype: Optional[torch.dtype]) -> Iterator[Match]:
         inner = unwidened(node)
         if node is None or torch.float32 in (dtype, dtype_of(node)):
+            while node is not inner:  # `inner` may be written after a cast
+                match, node = match.through(node), node.args[0]
             yield from x.find(inner, match, dtype_of(inner))
 
     return Pattern(find)

@@ -53,25 +53,17 @@ def _versions() -> dict[str, str]:
 
 @dataclass(repr=False)
 class Report:
-    """A model's replaced modules, the modules left, and the reasons: a table by `print(report)` and in notebooks.
+    """A model's replaced modules, the modules left, and the reasons: a table by `print(report)` and in notebooks."""
 
-    Attributes:
-        replaced: By class of module and operation: the number of modules.
-        left: By class of module and the reason: how many modules.
-        notes: Further notices, a sentence each.
-        versions: Of this package, its kernels, Torch, and the libraries that are loaded.
-        graphs: By model: the counts of its CUDA graphs, which grow with every call.
-        generation: By model: the counts of its `generate`, which grow with every call.
-        check: Both models' times and errors, if `accelerate` was asked to check.
-    """
-
+    # By class of module, and operation or reason: the number of modules.
     replaced: Counter[tuple[str, str]] = field(default_factory=Counter)
     left: Counter[tuple[str, str]] = field(default_factory=Counter)
-    notes: list[str] = field(default_factory=list)
-    versions: dict[str, str] = field(default_factory=_versions)
+    notes: list[str] = field(default_factory=list)  # further notices, a sentence each
+    versions: dict[str, str] = field(default_factory=_versions)  # of this package, its kernels, and loaded libraries
+    # By model: the counts of its CUDA graphs, and of its `generate`, which grow with every call.
     graphs: dict[str, GraphCounts] = field(default_factory=dict)
     generation: dict[str, GraphCounts] = field(default_factory=dict)
-    check: Optional[Comparison] = None
+    check: Optional[Comparison] = None  # if `accelerate` was asked to check
     _counted: set[tuple[str, ...]] = field(default_factory=set)
 
     def add(self, graph: Graph, misses: Sequence[tuple[Node, str]], cls: type, owner: str = "") -> None:

@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 
 from .editing import Editor, fits, is_view, origin
 from .kernel_set import rmsnorm, rope3d
-from .matching import added_dimensions, dtype_of, is_tensor, operation, shape_of, unwidened, value
+from .matching import dtype_of, is_tensor, operation, shape_of, unwidened, value
 
 _WIDE = (torch.float32, torch.float64)
 _SHAPES = {"view", "reshape", "flatten", "unflatten"}
@@ -77,8 +77,10 @@ class _Rows:
         for given, table in ((first, second), (second, first)):
             with contextlib.suppress(_Unknown):
                 row = self.run(given)
-                if is_tensor(table) and row.shape[self._leading :] == shape_of(table)[-1:]:
-                    self.tables.setdefault(table, _random(row.shape[-1], value(table).is_complex()))
+                shape = row.shape[self._leading :]
+                width = shape_of(table)[-1:] if is_tensor(table) else ()
+                if shape == width or (shape[1:] == (1,) and width == (2,)):  # or a column of a matrix for each pair
+                    self.tables.setdefault(table, _random(*shape[:-1], *width, is_complex=value(table).is_complex()))
                     return row * self.tables[table]
         raise _Unknown
 
@@ -87,9 +89,9 @@ _SUMS = ("add", "sub")
 _PAIRS = [(Ellipsis, slice(0, None, 2)), (Ellipsis, slice(1, None, 2))]
 
 
-def _random(size: int, is_complex: bool = False) -> Tensor:
+def _random(*sizes: int, is_complex: bool = False) -> Tensor:
     dtype = torch.complex128 if is_complex else torch.float64
-    return torch.rand(size, generator=_numbers, dtype=dtype, device="cpu")
+    return torch.rand(sizes, generator=_numbers, dtype=dtype, device="cpu")
 
 
 def halves(gate: Node, up: Node) -> tuple[Optional[Node], str]:
@@ -121,7 +123,7 @@ class Rotation:
 
 
 def rotation_in(editor: Editor, node: Node) -> Optional[Rotation]:
-    """Return the rotation whose result a node is, or None. One that no kernel computes is a miss of the editor's."""
+    """Return the rotation whose result a node is, or None. The editor notes one that no kernel computes."""
     is_rounded = operation(node) == "cast" and dtype_of(node.args[0]) in _WIDE
     root = node.args[0] if is_rounded else node
     wholes = (_whole(part, shape_of(root)) for product in _products_in(root) for part in product.args)
@@ -136,7 +138,9 @@ def rotation_in(editor: Editor, node: Node) -> Optional[Rotation]:
                 if kind is not None:
                     kept = [part for part in (node, *rows.nodes) if part is not x and operation(part) != "empty_like"]
                     return Rotation(x, cos, sin, *kind, kept)
-            editor.misses += [(node, "it rotates pairs as no kernel does")] if len(rows.tables) > 1 else []
+            is_matrix = any(table.dim() > 1 for table in rows.tables.values())
+            reasons = "it rotates pairs as no kernel does", "it multiplies pairs by matrices that need not rotate them"
+            editor.unrotated |= {node: reasons[is_matrix]} if len(rows.tables) > 1 else {}
     return None
 
 
@@ -173,7 +177,7 @@ def _kind_of(x: Tensor, cos: Tensor, sin: Tensor, result: Tensor) -> Optional[tu
     if cos is sin and cos.is_complex():
         cos, sin = cos.real, cos.imag
     count = len(cos)
-    if sin.shape != cos.shape or cos.is_complex() or sin.is_complex():
+    if sin.shape != cos.shape or cos.dim() > 1 or cos.is_complex() or sin.is_complex():
         return None
     for width in (count, 2 * count):  # a value for each element, or for each pair
         if 4 <= width <= len(x) and width % 2 == 0:
@@ -212,6 +216,8 @@ def rotate(editor: Editor, node: Node) -> None:
     if layout is None or value(x).stride(-1) != 1 or not may_join or not is_used_later:
         return
     is_heads_first, dim_of_heads = layout
+    if editor.is_written(node, value(node).transpose(1, 2) if is_heads_first else value(node)):
+        return
     parts = (torch.real, torch.imag) if value(rotation.cos).is_complex() else (None, None)
     tables = [_table(editor, place, *of, dim_of_heads) for of in zip((rotation.cos, rotation.sin), parts)]
     if not all(map(fits, tables)) or dtype_of(tables[0]) != dtype_of(tables[1]):
@@ -239,7 +245,8 @@ def _table(editor: Editor, place: Node, table: Node, part: Any, dim: Optional[in
 
     Copies and views stand behind the table, and serve all rotations by it, if nothing writes to a tensor until then.
     """
-    before = table.next if table.op != "placeholder" and editor.may_join([table], place) else place
+    is_early = table.op != "placeholder" and editor.may_join([table], place, editor.fills(table))
+    before = table.next if is_early else place
     known = editor.copies.get((table, part, dim))
     if known is not None and before is not place:
         return known
@@ -279,6 +286,8 @@ def _layout(shape: tuple[Any, ...], table: tuple[Any, ...]) -> Optional[tuple[bo
 
 def rotate_together(editor: Editor, node: Node) -> None:
     """Rotate q and k in one call, together with their norms."""
+    if node in editor.unrotated and _products_in(node):  # else kernels have rotated its parts
+        editor.misses.append((node, editor.unrotated[node]))
     if node.target is not rope3d.apply_rotary or node.args[1] is not None:
         return
     other = _earlier(node)
@@ -294,26 +303,14 @@ def rotate_together(editor: Editor, node: Node) -> None:
 
 
 def _earlier(node: Node) -> Optional[Node]:
-    """Return the rotation of another value by the same tables, if there is one a little before."""
-    x, _, cos, sin = node.args
-    other, distance = node.prev, 0
-    while other.op in ("call_method", "call_function") and distance < 40:
-        if other.target is node.target and other.args[1] is None and other.kwargs == node.kwargs:
-            tables = zip(other.args[2:], (cos, sin))
-            is_same = all(_root(a) is _root(b) and shape_of(a) == shape_of(b) for a, b in tables)
+    """Return the last rotation of another value by the same tables before a rotation, if there is one."""
+    x, *options = node.args
+    for other in sorted((user for user in node.args[2].users if user < node), reverse=True):
+        if other.target is node.target and [*other.args[1:]] == options and other.kwargs == node.kwargs:
             sizes, others = shape_of(x), shape_of(other.args[0])
-            if is_same and sizes[:2] == others[:2] and sizes[3] == others[3] and dtype_of(x) == dtype_of(other.args[0]):
+            if sizes[:2] == others[:2] and sizes[3] == others[3] and dtype_of(x) == dtype_of(other.args[0]):
                 return other
-        other, distance = other.prev, distance + 1
     return None
-
-
-def _root(table: Any) -> Any:
-    """Return the value of which a table is the same view or cast as another node may be."""
-    while operation(table) in ("squeeze", "unsqueeze", "contiguous", "cast", "transfer"):
-        table = table.args[0]
-    *_, table = added_dimensions(table)
-    return table
 
 
 def _views_after(first: Node, place: Node) -> Optional[list[Node]]:

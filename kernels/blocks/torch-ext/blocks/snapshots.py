@@ -37,11 +37,9 @@ class Snapshot:
     """The state of a module, or of another object, that its Python code may read.
 
     A graph repeats a forward with all numbers, choices and addresses that the forward found when it was captured. A
-    snapshot has shallow copies of the dictionaries, lists and sets that hold them: the tree of modules, parameters and
-    buffers, hooks, and the attributes of every module and of every object in them (configurations, attention
-    processors, adapters' scales). It compares by identity, then by value, and the addresses of tensors. The contents
-    of tensors on the GPU are left out, because a graph reads them anew; tensors on other devices are compared by their
-    version. The card names the changes that are not noticed.
+    snapshot has shallow copies of the dictionaries, lists and sets that hold them, also those of objects in modules
+    (configurations, attention processors). It compares by identity, then by value, and the addresses of tensors: a
+    graph reads their contents anew. Tensors on other devices are compared by their version.
     """
 
     def __init__(self, root: Any, device: torch.device, unread: Sequence[str] = ()) -> None:
