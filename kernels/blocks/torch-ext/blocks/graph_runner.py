@@ -82,15 +82,18 @@ class Captures:
 
         Return a function that repeats it, and the result. Raise `Refused` if it cannot be captured.
         """
-        if not self.counts.held:  # the memory of a pool without graphs is gone
-            self._pool, self._pool_bytes = self._gpu.new_pool(), 0
         recording = Recording(self._cls)
         call(lambda *args, **kwargs: recording.record(forward, args, kwargs))
         refuse_if((recording.writes_inputs, "it cannot be captured: it writes into its arguments"))
         self._report.add(recording.module.graph, fuse(recording.module), self._cls)
         for replace in passes:
             replace(recording.module)
-        replay, result, used = self._gpu.capture(lambda: finish(call(recording.run)), self._pool, device)
+        return self._capture_as_is(lambda: finish(call(recording.run)), device)
+
+    def _capture_as_is(self, run: Callable, device: torch.device) -> tuple[Callable[[], None], Any]:
+        if not self.counts.held:  # the memory of a pool without graphs is gone
+            self._pool, self._pool_bytes = self._gpu.new_pool(), 0
+        replay, result, used = self._gpu.capture(run, self._pool, device)
         self._pool_bytes += used
         return replay, result
 
