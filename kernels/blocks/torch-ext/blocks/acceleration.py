@@ -19,12 +19,7 @@ _accelerated: "weakref.WeakKeyDictionary[nn.Module, tuple[Any, Report]]" = weakr
 
 
 def accelerate(
-    model: Any,
-    check: Optional[Check] = None,
-    *,
-    graphs: bool = False,
-    scope: Optional[str] = None,
-    logits: bool = True,
+    model: Any, check: Optional[Check] = None, *, graphs: bool = False, scope: Optional[str] = None, logits: bool = True
 ) -> Report:
     """Replace operations of a model by faster kernels, in place.
 
@@ -67,8 +62,11 @@ def accelerate(
         raise ValueError('blocks: logits=False needs scope="model", without graphs')
     roots = _roots(model)
     denoisers = roots if isinstance(model, nn.Module) else {name: roots[name] for name in _DENOISERS if name in roots}
-    if check is not None:
-        _refuse_check(check, roots, denoisers)
+    if not (check is None or isinstance(check, (Mapping, tuple)) or callable(check)):
+        name = type(check).__name__
+        raise TypeError(f"blocks: check must be a dict of keyword arguments, a tuple or a function, not {name}")
+    if check is not None and not denoisers:
+        raise ValueError(f"blocks: check needs a transformer or a unet; check each of {', '.join(roots)} alone")
     options = graphs, scope or (None if graphs else "model"), logits
     reports = (_accelerated[root] for root in roots.values() if root in _accelerated)
     report = next((report for given, report in reports if given == options), Report())
@@ -127,12 +125,3 @@ def _roots(model: Any) -> dict[str, nn.Module]:
     if not isinstance(components, dict):
         raise TypeError(f"blocks: model must be a torch.nn.Module or a pipeline, not {type(model).__name__}")
     return {name: part for name, part in components.items() if isinstance(part, nn.Module)}
-
-
-def _refuse_check(check: Any, roots: Mapping[str, Any], denoisers: Mapping[str, Any]) -> None:
-    """Raise an error if a check is of another type, or if there is no model to run it with."""
-    if not (isinstance(check, (Mapping, tuple)) or callable(check)):
-        name = type(check).__name__
-        raise TypeError(f"blocks: check must be a dict of keyword arguments, a tuple or a function, not {name}")
-    if not denoisers:
-        raise ValueError(f"blocks: check needs a transformer or a unet; check each of {', '.join(roots)} alone")

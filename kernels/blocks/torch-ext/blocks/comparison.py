@@ -24,29 +24,17 @@ _ROUNDINGS = 16  # of the output's dtype, without a reference: eager models in b
 
 @dataclass
 class Comparison:
-    """A model and the same model accelerated, on the same inputs.
+    """A model and the same model accelerated, on the same inputs: median times, and norms of relative differences."""
 
-    Attributes:
-        kept: "accelerated" or "eager": the model that the check decided for.
-        reason: Why.
-        eager_ms: Median time of the model as it was, in milliseconds.
-        accelerated_ms: Median time of the accelerated model, in milliseconds; None if it failed.
-        reference: The dtype of the model that both were compared with, or None: see `no_reference`.
-        no_reference: Why there is no reference. Both are then compared with each other only.
-        eager_error: Relative error of the model as it was: norm of the difference, divided by that of the reference.
-        accelerated_error: Relative error of the accelerated model.
-        difference: Relative difference of the two; None if the outputs have no floating-point numbers.
-    """
-
-    kept: str
-    reason: str
+    kept: str  # "accelerated" or "eager": the model that the check decided for
+    reason: str  # why
     eager_ms: float
-    accelerated_ms: Optional[float] = None
-    reference: Optional[str] = None
-    no_reference: Optional[str] = None
+    accelerated_ms: Optional[float] = None  # None if it failed
+    reference: Optional[str] = None  # the dtype of the model that both were compared with
+    no_reference: Optional[str] = None  # why there is none, so that both are compared with each other only
     eager_error: Optional[float] = None
     accelerated_error: Optional[float] = None
-    difference: Optional[float] = None
+    difference: Optional[float] = None  # of the two; None if the outputs have no floating-point numbers
 
     def __str__(self) -> str:
         lines = [f"{self.kept} kept: {self.reason}"]

@@ -215,10 +215,8 @@ class Decoder(Captures):
                         state.prompts.add(key)
                     else:
                         self._count()  # states may have dropped graphs
-                        if prompt:  # a recording would take longer than many prefills
-                            replay, _ = self._capture_as_is(lambda: finish(compute(forward)), device)
-                        else:
-                            replay, _ = self._capture(forward, compute, finish, device, fuse_step)
+                        # The recording of a prompt would take longer than many prefills.
+                        replay, _ = self._capture(forward, compute, finish, device, None if prompt else [fuse_step])
                         self.counts.captured += 1
                         state.remember(key, call, replay)
                 except Refused as refused:
