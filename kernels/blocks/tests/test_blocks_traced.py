@@ -220,6 +220,36 @@ def test_activations_in_place(blocks):
         torch.testing.assert_close(actual, model(x))
 
 
+class RotatedPart(nn.Module):
+    """Attention whose query is rotated after its first two tokens, where it is, as in CogVideoX."""
+
+    def __init__(self, is_read):
+        super().__init__()
+        self.query, self.norm, self.is_read = nn.Linear(32, 32), nn.LayerNorm(8), is_read
+
+    def forward(self, x, cos, sin):
+        query = self.norm(self.query(x).view(2, -1, 4, 8).transpose(1, 2))
+        first, second = query[:, :, 2:].reshape(2, 4, 4, 4, 2).unbind(-1)
+        rotated = query[:, :, 2:] * cos + torch.stack((-second, first), -1).flatten(-2) * sin
+        query[:, :, 2:] = rotated
+        out = F.scaled_dot_product_attention(query, query, query)
+        return out + rotated.sum() if self.is_read else out
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+@torch.no_grad()
+def test_rotation_in_place(blocks, fusions, is_read):
+    """Nothing copies the rotated part, unless the model reads it apart, nor the normalized heads."""
+    model, inputs = RotatedPart(is_read), (torch.randn(2, 6, 32), torch.randn(4, 8), torch.randn(4, 8))
+    expected = model(*inputs)
+    report = traced(blocks, model)
+    torch.testing.assert_close(model(*inputs), expected)
+    assert report.replaced["RotatedPart", "rotary embedding"] == 1
+    nodes = {getattr(node.target, "__name__", ""): node for node in fusions.call_args.args[0].graph.nodes}
+    assert ("setitem" in nodes) == is_read
+    assert nodes["ada_layer_norm"].args[0].target == ("transpose" if is_read else "view")
+
+
 @torch.no_grad()
 def test_functions_that_a_module_holds(blocks):
     model, x = Calls(lambda x: model.act(x) * x), torch.randn(2, 16)

@@ -46,6 +46,7 @@ class Editor:
         new.meta = dict(before.meta if like is None else like.meta)
         if like is None:
             new.meta.pop("example_value", None)
+        self._changing += [new] if changes(new) else []
         return new
 
     def insert_view(self, before: Node, target: Any, x: Node, *args: Any, **kwargs: Any) -> Node:
@@ -99,7 +100,7 @@ class Editor:
         known: dict[Any, Node] = {}
         for node in list(self._graph.nodes):
             is_true_view = is_view(node) and _shares_memory(node, node.args[0])  # `reshape` may have copied
-            is_same = is_tensor(node) and (is_true_view or _is_part(node) or self._is_constant_table(node))
+            is_same = is_tensor(node) and (is_true_view or is_part(node) or self._is_constant_table(node))
             if is_same or operation(node) in _SPLITS:
                 key = repr((node.op, node.target, node.args, node.kwargs))
                 first = known.setdefault(key, node)
@@ -209,7 +210,7 @@ def broadcasts(modulation: Any, x: Any) -> bool:
     return all(size == 1 for size in shape[first:-1])
 
 
-def _is_part(node: Node) -> bool:
+def is_part(node: Node) -> bool:
     """Return whether a node is a part by numbers, slices, ellipses and new dimensions: of a tensor a view."""
     if operation(node) != "getitem":
         return False
