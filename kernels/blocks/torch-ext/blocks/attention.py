@@ -69,8 +69,10 @@ def normalize_tokens_first(editor: Editor, node: Node) -> None:
         return
     parts = [part for user in node.users for part in (user.users if is_part(user) else (user,))]
     readers = [reader for part in parts for reader in (part.users if operation(part) == "transpose" else (part,))]
-    is_known = [operation(part) == _ATTENTION or part.target is rope3d.apply_rotary for part in readers]
-    if all(is_known) and (node.target is rmsnorm.rms_norm or node.args[1] is None):
+    attentions = [part for part in readers if operation(part) == _ATTENTION]
+    is_known = all(part in attentions or part.target is rope3d.apply_rotary for part in readers)
+    is_seen = any(editor.is_written(part, value(part).transpose(1, 2)) for part in attentions)
+    if is_known and not is_seen and (node.target is rmsnorm.rms_norm or node.args[1] is None):
         norm = editor.insert(node, node.target, (x.args[0], *node.args[1:]), like=node)
         norm.meta["example_value"] = value(x.args[0])
         editor.replace(node, editor.insert_view(node, "transpose", norm, 1, 2))

@@ -37,7 +37,7 @@ class Editor:
 
     def fills(self, x: Node) -> list[Node]:
         """Return the assignments to new tensors, whose memory is not that of `x`."""
-        return [node for node in self._changing if _fills(node) and not _shares_memory(node.args[0], x)]
+        return [node for node in self._changing if _fills(node) and not shares_memory(node.args[0], x)]
 
     def insert(self, before: Node, function: Any, args: Any, kwargs: Any = None, like: Any = None) -> Node:
         """Insert a call whose result is like that of the node `like`."""
@@ -99,7 +99,7 @@ class Editor:
         """Let equal views of a value be one, and equal tables of angles, so that the same tables are one value."""
         known: dict[Any, Node] = {}
         for node in list(self._graph.nodes):
-            is_true_view = is_view(node) and _shares_memory(node, node.args[0])  # `reshape` may have copied
+            is_true_view = is_view(node) and shares_memory(node, node.args[0])  # `reshape` may have copied
             is_same = is_tensor(node) and (is_true_view or is_part(node) or self._is_constant_table(node))
             if is_same or operation(node) in _SPLITS:
                 key = repr((node.op, node.target, node.args, node.kwargs))
@@ -125,7 +125,7 @@ class Editor:
             part = pending.pop()
             if any(_writes_to(user, part) and (in_rows is None or not _fills(user)) for user in part.users):
                 return True
-            follows = (user for user in part.users if in_rows is not None or _shares_memory(user, part))
+            follows = (user for user in part.users if in_rows is not None or shares_memory(user, part))
             pending += (new := {*follows} - values)
             values |= new
         return False
@@ -218,7 +218,7 @@ def is_part(node: Node) -> bool:
     return all(part is None or part is Ellipsis or type(part) in (int, slice) for part in index)
 
 
-def _shares_memory(node: Node, x: Node) -> bool:
+def shares_memory(node: Node, x: Node) -> bool:
     """Return whether a value is a view of another, or one of them is no tensor."""
     memory = [value(part).untyped_storage()._cdata for part in (node, x) if is_tensor(part)]
     return len({*memory}) < 2

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from .editing import Editor, fits, is_part, is_view, origin
+from .editing import Editor, fits, is_part, is_view, origin, shares_memory
 from .kernel_set import rmsnorm, rope3d
 from .matching import dtype_of, is_tensor, operation, shape_of, unwidened, value
 
@@ -198,7 +198,8 @@ def rotate(editor: Editor, node: Node) -> None:
     layout = _layout(shape_of(x), table) if has_entries else None
     # Without gradients, a part of a tensor is rotated where it is, if the model writes it there, as in CogVideoX.
     back = [user for user in node.users if operation(user) == "setitem" and user.args == (*x.args, node)]
-    is_back = is_part(x) and len(back) == len(node.users) == 1 and not torch.is_grad_enabled()
+    is_apart = not any(shares_memory(table, x) for table in (rotation.cos, rotation.sin))
+    is_back = is_part(x) and len(back) == len(node.users) == 1 and is_apart and not torch.is_grad_enabled()
     stores = back if is_back else assignments_to(node)
     place = stores[-1] if stores else node
     may_join = editor.may_join(rotation.nodes, place, stores)
