@@ -10,7 +10,7 @@ from dataclasses import asdict
 import click
 
 from kernel_builder.cli.plugins import PluginGroup
-from kernel_builder.cli.shared_options import json_option
+from kernel_builder.cli.shared_options import json_option, max_size_option
 from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_builder.hub.transfer import copy_kernels, kernels_of
 from kernel_builder.progress import Lines
@@ -46,14 +46,7 @@ def hub() -> None:
 )
 @click.option("--endpoint", metavar="URL", help="The Hub to publish to.  [default: $HF_ENDPOINT]")
 @click.option("--organization", metavar="ORG", help="The organization to publish to.  [default: the source's]")
-@click.option(
-    "--max-size",
-    type=click.FloatRange(min=0),
-    default=10,
-    show_default=True,
-    metavar="GB",
-    help="Refuse to transfer more than this of one repository.",
-)
+@max_size_option
 @json_option
 def import_(
     source: str, origin: str, endpoint: str | None, organization: str | None, max_size: float, as_json: bool

@@ -29,6 +29,14 @@ def together(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _
 
 directory_argument = click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+max_size_option = click.option(
+    "--max-size",
+    type=click.FloatRange(min=0),
+    default=10,
+    show_default=True,
+    metavar="GB",
+    help="Refuse to download more than this of one repository.",
+)
 owner_option = click.option(
     "--owner",
     metavar="NAME",

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from kernel_builder.cli.check_command import packages_of
-from kernel_builder.cli.shared_options import directory_argument, json_option, origins
+from kernel_builder.cli.shared_options import directory_argument, json_option, max_size_option, origins
 from kernel_builder.hub import verification
 from kernel_builder.hub.signing import sign as write_signatures
 from kernel_builder.hub.verification import VariantVerdict
@@ -81,6 +81,7 @@ def sign(directory: Path, key_file: Path | None, as_json: bool) -> None:
     "[default: the workflows that the public client trusts]",
 )
 @click.option("--require-signature", is_flag=True, help="Fail if a variant has no signature.")
+@max_size_option
 @json_option
 def verify(name: str, as_json: bool, **options: Any) -> None:
     """Check a published kernel and the kernels that it loads.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -49,6 +50,7 @@ _HINTS = {
 }
 REDIRECT = "kernel-status.toml"  # in a revision: redirects the client to another repository
 MAX_FILES = 100_000  # in one revision
+MAX_BYTES = 10 * 10**9  # to download of one repository without asking
 _TRANSFER_BYTES = 128 << 20  # size of the client's temporary files beside a download
 _AT_ONCE = 8  # downloads
 _LEAST_ANSWER = 32 << 10  # the bytes of a page of a list for its limit: it may have no entries
@@ -221,17 +223,27 @@ class RemoteRepository:
             return Path(str(directory))
 
     @repeated(RateLimited)
-    def download_into(self, directory: Path, revision: str, files: Mapping[str, RemoteFile]) -> None:
+    def download_into(
+        self, directory: Path, revision: str, files: Mapping[str, RemoteFile], max_bytes: int = MAX_BYTES
+    ) -> None:
         """Download the listed files, and no others."""
-        largest = max((remote.size for remote in files.values()), default=0)
+        sizes = [remote.size for remote in files.values()]
+        if sum(sizes) > max_bytes:
+            raise VerificationError(
+                f"there are {sum(sizes) / 1e9:.1f} GB; at most {max_bytes / 1e9:.1f} GB are transferred without asking",
+                where=self.at(revision),
+                hint=f"--max-size {math.ceil(sum(sizes) / 1e9)} permits them, if the disk has the space",
+            )
 
         def fetch(path: str) -> None:
             self.api.hf_hub_download(self.repo_id, path, repo_type=_TYPE, revision=revision, local_dir=directory)
+            if (directory / path).stat().st_size != files[path].size:
+                raise VerificationError("does not match the Hub's listing", where=f"{self.at(revision)}: {path}")
 
         try:
             with (
                 self._translated_errors(f"download from {revision}"),
-                size_limit(largest + _TRANSFER_BYTES),
+                size_limit(max(sizes, default=0) + _TRANSFER_BYTES),
                 ThreadPoolExecutor(_AT_ONCE) as pool,
             ):
                 try:

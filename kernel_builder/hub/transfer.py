@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_builder.hub.content import Content, RemoteFile
 from kernel_builder.hub.packages import HubPackage
-from kernel_builder.hub.remote_repository import RemoteRepository
+from kernel_builder.hub.remote_repository import MAX_BYTES, RemoteRepository
 from kernel_builder.hub.retries import Conflict, repeated
 from kernel_builder.progress import Progress
 from kernel_format.errors import HubError, KernelBuilderError, VerificationError
 from kernel_format.files import temporary_directory
-
-MAX_BYTES = 10 * 10**9
 
 
 @dataclass(frozen=True)
@@ -107,15 +104,9 @@ def _copy_branch(
         return head, None
     where = f"{source.repo_id}@{name}"
     progress.say(f"{where} ({commit[:12]})")
-    if (size := sum(remote.size for remote in needed.values())) > limit:
-        raise VerificationError(
-            f"there are {size / 1e9:.1f} GB more; at most {limit / 1e9:.1f} GB are transferred without asking",
-            where=where,
-            hint=f"--max-size {math.ceil(size / 1e9)} permits them, if the disk has the space",
-        )
     target.require_write()
     with temporary_directory() as directory:
-        contents = _fetch(source, where, commit, needed, directory)
+        contents = _fetch(source, where, commit, needed, directory, limit)
         created = False
         if head is None:
             target.create(private=False)
@@ -147,10 +138,10 @@ def _package_of(path: str) -> str | None:
 
 
 def _fetch(
-    repository: RemoteRepository, where: str, commit: str, listed: Mapping[str, RemoteFile], directory: Path
+    repository: RemoteRepository, where: str, commit: str, listed: Mapping[str, RemoteFile], directory: Path, limit: int
 ) -> dict[str, Content]:
     """Download listed files, and compare them with the listing and their packages with their digests."""
-    repository.download_into(directory, commit, listed)
+    repository.download_into(directory, commit, listed, limit)
     contents = {path: Content(directory / path) for path in listed}
     for path, remote in listed.items():
         if not contents[path].is_in(remote):

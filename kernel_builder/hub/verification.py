@@ -16,7 +16,7 @@ from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import this_platform
 from kernel_builder.hub.packages import HubPackage
-from kernel_builder.hub.remote_repository import RemoteRepository, package_files
+from kernel_builder.hub.remote_repository import MAX_BYTES, RemoteRepository, package_files
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.steps import buildable
@@ -108,6 +108,7 @@ def verify(
     require_signature: bool = False,
     progress: Progress | None = None,
     endpoint: str | None = None,
+    max_size: float = MAX_BYTES / 1e9,
 ) -> Verification:
     """Download a published kernel and the kernels that it loads, and check them.
 
@@ -119,10 +120,11 @@ def verify(
             public keys. Empty: the workflows that the public client trusts.
         require_signature: Fail variants without a signature.
         endpoint: The address of the Hub. None: `$HF_ENDPOINT`, or else huggingface.co.
+        max_size: The most GB to download of each kernel.
 
     Raises:
         HubError: If there is no such kernel, or the Hub cannot be reached.
-        VerificationError: If the revision has no packages, or a signer is malformed.
+        VerificationError: If the revision has no packages or too large ones, or a signer is malformed.
         KernelBuilderError: If `source` cannot be built.
     """
     trusted = read_signers(signers)
@@ -132,7 +134,7 @@ def verify(
         if len(found) > _MOST_KERNELS:
             raise VerificationError(f"the kernel loads more than {_MOST_KERNELS} kernels", where=name)
         with temporary_directory() as temporary:
-            result = _verify_one(kernel, trusted, require_signature, endpoint, temporary)
+            result = _verify_one(kernel, trusted, require_signature, endpoint, temporary, int(max_size * 1e9))
             if source is not None and kernel == name:
                 owner, published = result.repo_id.partition("/")[0], temporary / "build"
                 verdicts = _rebuild(result.variants, published, source, owner, temporary, progress or Silent())
@@ -143,13 +145,13 @@ def verify(
 
 
 def _verify_one(
-    name: str, trusted: Signers, require_signature: bool, endpoint: str | None, directory: Path
+    name: str, trusted: Signers, require_signature: bool, endpoint: str | None, directory: Path, max_bytes: int
 ) -> Verification:
     """Download the packages of one kernel into an empty directory, and check them."""
     repo_id, _, asked = name.partition("@")
     repository = RemoteRepository(repo_id, endpoint=endpoint)
     revision, versions = find_revision(repository, asked)
-    repository.download_into(directory, revision, package_files(repository, revision))
+    repository.download_into(directory, revision, package_files(repository, revision), max_bytes)
     packages = sorted(path for path in (directory / "build").glob("[!.]*") if path.is_dir())
     if not packages:
         raise VerificationError(

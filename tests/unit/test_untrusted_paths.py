@@ -121,6 +121,9 @@ def test_a_hub_that_sends_more_than_it_lists_is_cut_off(
     listed = repository().files(COMMIT)
     with pytest.raises(VerificationError, match="sends more"):
         repository().download_into(tmp_path, COMMIT, listed)
+    answer(HostileHub({"a": b"xx"}, [("a", b"x"), ("b", b"xxx")]))
+    with pytest.raises(VerificationError, match="a: does not match"):
+        repository().download_into(tmp_path, COMMIT, repository().files(COMMIT))
 
 
 @pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit", "none"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import re
 import sqlite3
 import time
 import uuid
@@ -28,6 +27,7 @@ from kernel_hub import __version__
 from kernel_hub.http.audit_log import audit_line, audit_logger
 from kernel_hub.http.metrics import Metrics
 from kernel_hub.http.receive import BodyLimits
+from kernel_hub.http.turns import Turns
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal, answer, bad_request, busy, invalid, no_route
 from kernel_hub.routes import ROUTERS, pages
@@ -38,12 +38,10 @@ from kernel_hub.settings import Settings
 log = logging.getLogger("kernel_hub")
 
 _THREADS = 64  # a request that waits for a lock occupies one
-_ANONYMOUS = 4  # of them, for requests without a token: Python computes one answer at a time, and all others wait
 _LOOPBACK_NAMES = ["127.0.0.1", "localhost", "[::1]"]
 _FULL_MESSAGES = ("No space left", "database or disk is full")  # of libgit2 and of SQLite
 # What a caller may read is not for others: neither for those behind the same cache, nor after a logout.
 _CACHING = ((b"cache-control", b"private, no-cache"), (b"vary", b"Authorization, Cookie"))
-_LARGE_FILE = re.compile(r"/api/kernels/[^/]+/[^/]+/large/[0-9a-f]{64}")
 _OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -62,6 +60,7 @@ def create_app(settings: Settings) -> FastAPI:
     hub = Hub(settings)
     app.state.hub = hub
     app.state.metrics = Metrics(hub.root, hub.index.stored_bytes, settings.quota_bytes)
+    app.state.turns = {"quick": Turns(_THREADS, 8), "long": Turns(4, 1)}
     app.state.processes = {kind: anyio.Semaphore(most) for kind, most in PROCESSES.items()}
     observers = anyio.CapacityLimiter(2)  # not the threads of other requests, which may all be busy
 
@@ -132,26 +131,16 @@ async def _fail(request: Request, error: Exception) -> Response:
     return answer(Refusal(500, "the Hub failed; its log has the reason", code="InternalError"))
 
 
-def _is_anonymous(scope: Scope) -> bool:
-    """Return whether a request has neither token nor user, nor the signed address of a token, and is not `/health`."""
-    headers = dict(scope["headers"])
-    has_user = b"x-hub-proxy-token" in headers and headers.get(b"x-forwarded-user")
-    signed = _LARGE_FILE.fullmatch(scope["path"]) and re.search(rb"(^|&)by=[^&]", scope["query_string"])
-    return not (has_user or b"authorization" in headers or signed or scope["path"] in {"/health", "/metrics"})
-
-
 class RequestObserver:
     """Middleware that gives each request an id, a line in the log and the audit log, and an entry in the metrics.
 
-    Requests without a token take few of the threads, and none while they send their body. A response ends if its token
-    does.
+    It ends a response if its token ends.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, audit: logging.Logger | None) -> None:
         self._app = app
         self._metrics = metrics
         self._audit = audit
-        self._anonymous = anyio.Semaphore(_ANONYMOUS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -161,32 +150,10 @@ class RequestObserver:
         request_id = uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
         status: int | None = None
-        waits = _is_anonymous(scope)
-        held = False
-
-        async def hold() -> None:
-            nonlocal held
-            if waits and not held and status is None:
-                with self._metrics.waiting.track_inprogress():
-                    await self._anonymous.acquire()
-                held = True
-
-        def release() -> None:
-            nonlocal held
-            if held:
-                self._anonymous.release()
-            held = False
-
-        async def received() -> Message:
-            release()
-            message = await receive()
-            await hold()
-            return message
 
         async def noted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                release()
                 status = message["status"]
                 self._write_audit(scope, status)
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode()), *_CACHING]
@@ -196,10 +163,8 @@ class RequestObserver:
 
         self._metrics.active.inc()
         try:
-            await hold()
-            await self._app(scope, received, noted)
+            await self._app(scope, receive, noted)
         finally:
-            release()
             if status is None:
                 self._write_audit(scope, None)
             self._metrics.active.dec()

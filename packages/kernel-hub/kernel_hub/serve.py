@@ -99,6 +99,7 @@ def serve(settings: Settings, *, host: str, port: int, ready: Callable[[str], No
             hint="kernel-hub token add NAME --write ORG --token-file F, then serve with --token-file F",
         )
     set_up_logs()
+    sys.setswitchinterval(0.001)  # for which a request waits, often, while another computes
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     app = create_app(settings)

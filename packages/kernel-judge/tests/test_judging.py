@@ -44,17 +44,23 @@ def test_the_command_prints_a_verdict_and_exits_by_it(tmp_path: Path) -> None:
 
 
 def test_unreadable_arguments_exit_with_2(tmp_path: Path) -> None:
-    stores = Sample("stored", "return 2 * x")
-    right = stores.write(tmp_path)
+    right = Sample("stored", "return 2 * x").write(tmp_path)
     for arguments, words in (
         ((right, "--task", tmp_path / "none.py"), "does not exist"),
         ((tmp_path / "none.py", "--task", SOFTMAX), "does not exist; expected a candidate"),
         ((HERE / "tasks", "--task", SOFTMAX), "has no build.toml"),
         ((right, "--task", SOFTMAX, "--against", "eager,jax"), "'jax' is not a peer; expected names"),
-        ((right, "--task", stores.write_task(tmp_path), *QUICK), "the reference writes to an input that it does"),
     ):
         done = run(*arguments)
         assert done.exit_code == 2 and words in done.stderr, done.stderr
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("task", SMALL_TASKS["refused"])
+def test_a_task_whose_results_do_not_tell_right_from_wrong_is_refused(task: str, tmp_path: Path) -> None:
+    sample = Sample(task, "return 2 * x", state="")
+    done = run(sample.write(tmp_path), "--task", sample.write_task(tmp_path), *QUICK)
+    assert done.exit_code == 2 and SMALL_TASKS["refused"][task] in done.stderr, done.output
 
 
 def test_a_kernel_project_is_built_and_judged(tmp_path: Path) -> None:

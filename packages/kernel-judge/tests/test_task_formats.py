@@ -52,6 +52,8 @@ def test_a_gpu_mode_task_has_its_own_rule_workloads_and_modules(gpu_mode: Path, 
     assert wide.is_right and "float64, float64, the reference's float32, float32" in " ".join(wide.suspicious)
     submission.write_text("def custom_kernel(data):\n    return data[0].half() / 2, data[0].half() / 2\n")
     assert "the sum is wrong" in verdict(submission, gpu_mode).reason, "the format's rule has the candidate's dtypes"
+    submission.write_text(SUBMISSIONS["wrong-when-timed"])
+    assert verdict(submission, gpu_mode, rounds=1).rejected_as == "wrong-when-timed", "the rule is for timed calls, too"
     submission.write_text(SUBMISSIONS["other-rule"])
     wrong = verdict(submission, gpu_mode)
     assert wrong.rejected_as == "wrong-result" and "the sum is wrong" in wrong.reason

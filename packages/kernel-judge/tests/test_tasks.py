@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from judge_samples import TASK
 
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.comparison import ErrorRule, difference
@@ -72,3 +73,11 @@ def test_an_element_at_which_eager_fails_is_left_to_the_rule_of_errors() -> None
     rule = ErrorRule(0.01)
     rule.add([torch.tensor([1.0, 5.0])], [eager], [exact])
     assert "its error" in (rule.fault() or "")
+
+
+def test_complex_numbers_have_twice_the_precision_in_float64(tmp_path: Path) -> None:
+    text = TASK.format(sizes="", inputs="torch.randn(8, dtype=torch.complex64)", state="pass", body="3 * x")
+    (tmp_path / "task.py").write_text(text)
+    reference = Reference(read_task(tmp_path / "task.py"), {}, None, "cpu", 1)
+    (exact,) = reference.exact(reference.arguments(2)) or ()
+    assert reference.has_exact and exact.dtype == torch.float64

@@ -140,7 +140,8 @@ class Task:
     def tolerance(self) -> str:
         """Return the rule for right results, for a prompt."""
         limit = self.settings.tolerance
-        return f"each element within {limit} + {limit} |expected| of the float64 result, and errors as small as eager's"
+        within = f"each element within {limit} min(1, max |expected|) + {limit} |expected| of the float64 result"
+        return f"{within}, errors as small as eager's, and the reference's integers"
 
 
 def write_files(files: Files, directory: Path) -> None:

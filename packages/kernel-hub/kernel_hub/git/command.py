@@ -66,6 +66,14 @@ def run_git(*arguments: str, seconds: float, lines: str = "") -> subprocess.Comp
     )
 
 
+def merge_base(path: str, one: str, other: str) -> str | None:
+    """Return the newest common ancestor of two commits. libgit2 would search for it while all threads wait."""
+    done = run_git("-C", path, "merge-base", one, other, seconds=_SECONDS)
+    if done.returncode > 1:
+        raise OSError(errno.EIO, done.stderr.strip(), path)
+    return done.stdout.strip() or None
+
+
 def change_repository(path: Path, *arguments: str, lines: str = "") -> None:
     """Run git to change the refs or the configuration of a repository, durably. The caller holds the repository's lock.
 

@@ -9,10 +9,12 @@ import pygit2
 from pygit2.enums import FileMode
 
 from kernel_hub import names
+from kernel_hub.git.command import merge_base
 from kernel_hub.git.configuration import GitConfiguration
-from kernel_hub.git.objects import FileChange, PullRequest, peeled, retry_reading, tree_diff, write_commit
+from kernel_hub.git.objects import FileChange, PullRequest, peeled, retry_reading, write_commit
 from kernel_hub.git.owned_files import OwnedFiles
 from kernel_hub.git.refs import GitRefs
+from kernel_hub.git.revisions import GitRevisions
 from kernel_hub.git.tree_changes import add_folders, changed_tree
 from kernel_hub.refusals import bad_request, conflict, forbidden, moved_meanwhile, no_revision
 from kernel_hub.storage.disk import BLOCK
@@ -131,7 +133,7 @@ class GitCommits:
         head = self._refs.resolve(f"refs/pr/{number}")
         base = self._configuration.get(f"pr.{number}.base") or "main"
         tip = self._refs.commit_of(f"refs/heads/{base}")  # None if the branch was deleted
-        merged = tip is not None and (tip == head or self._git.descendant_of(tip, head))
+        merged = tip is not None and merge_base(self._git.path, tip, head) == head
         return PullRequest(number, base, head, merged)
 
     def merge(self, number: int, commit: str, author: str, claim: Callable[[int], None]) -> str:
@@ -150,13 +152,13 @@ class GitCommits:
             tip = self._refs.resolve(branch)
             if request.merged:
                 return tip
-            if self._git.descendant_of(request.head, tip):  # a fast-forward
+            start = merge_base(self._git.path, tip, request.head)
+            if start == tip:  # a fast-forward
                 self._refs.move(branch, request.head, tip)
                 return request.head
             # By files: a merge of lines would make contents, such as LFS pointers, that no commit has checked.
-            start = self._git.merge_base(tip, request.head)
             ours, theirs = (
-                {delta.new_file.path: str(delta.new_file.id) for delta in tree_diff(self._git, start, side).deltas}
+                {path: blob for path, _, blob in GitRevisions(self._git).changes(start, side)}
                 for side in (tip, request.head)
             )
             paths = sorted(path for path in ours.keys() & theirs if ours[path] != theirs[path])
@@ -167,7 +169,7 @@ class GitCommits:
             new = [(path, blob) for path, blob in theirs.items() if path not in ours]
             folders: set[str] = set()
             claim(BLOCK * sum(add_folders(folders, path) for path, _ in new))
-            changes = [FileChange(path, blob if int(blob, 16) else None) for path, blob in new]
+            changes = [FileChange(path, blob) for path, blob in new]
             changed = changed_tree(self._git, tip, changes)  # which refuses names that differ in case only
             tree = str(changed.write())
             oid = write_commit(self._git, [tip, request.head], tree, f"Merge pull request {number}\n", author)

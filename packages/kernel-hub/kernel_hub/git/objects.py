@@ -137,12 +137,6 @@ def peeled(git: pygit2.Repository, oid: str | pygit2.Oid, kind: type[Object]) ->
     return retry_reading(lambda: git[oid].peel(kind))
 
 
-def tree_diff(git: pygit2.Repository, start: str | pygit2.Oid | None, commit: str) -> pygit2.Diff:
-    """Compare the files of two commits. `start` is the older one. None: list all files as added."""
-    tree = peeled(git, commit, pygit2.Tree)
-    return tree.diff_to_tree(swap=True) if start is None else peeled(git, start, pygit2.Tree).diff_to_tree(tree)
-
-
 def retry_reading(access: Callable[[], Result]) -> Result:
     """Read or write git objects, and try again if `git gc` or `git repack` runs meanwhile.
 

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import reduce
+from functools import partial, reduce
 from itertools import islice
+from typing import cast
 
 import pygit2
-from pygit2.enums import SortMode
+from pygit2.enums import ObjectType, SortMode
 
 from kernel_hub import names
-from kernel_hub.git.objects import CommitInfo, TreeEntry, commit_info, peeled, retry_reading, tree_diff, tree_entry
+from kernel_hub.git.command import merge_base
+from kernel_hub.git.objects import CommitInfo, TreeEntry, commit_info, peeled, retry_reading, tree_entry
 from kernel_hub.refusals import no_entry, too_large
 
-_TREE_BYTES = 64 << 20  # of the folders that one request reads: 0.2 s
+Id = str | pygit2.Oid
+
+TREE_BYTES = 8 << 20  # of the folders that one request reads: 50 ms
+QUICK_BYTES = 256 << 10  # of those that it reads outside of a long turn
+_ENTRY = re.compile(rb"([0-7]+) ([^\0]+)\0(.{20})", re.S)  # of a tree: mode, name and id
 
 
 class GitRevisions:
@@ -22,25 +30,29 @@ class GitRevisions:
 
     def __init__(self, git: pygit2.Repository) -> None:
         self._git = git
+        self.unread = TREE_BYTES  # less those that it has read
 
     def entries(
-        self, commit: str, folder: str = "", *, recursive: bool = False, skip: int = 0, count: int
+        self, commit: str, folder: str = "", *, recursive: bool = False, after: str = "", count: int
     ) -> list[TreeEntry]:
         """List `count` entries of a folder of a revision, in git's order.
 
+        Args:
+            after: List only entries beyond this path in the folder; a folder's path ends in a slash.
+
         Raises:
-            Refusal: If there is no such folder.
+            Refusal: If there is no such folder, or its folders are too large.
         """
         top = self.entry(commit, folder) if folder else None
         if top is not None and not top.is_folder:
             raise no_entry(folder, commit)
-        tree = peeled(self._git, top.oid if top else commit, pygit2.Tree)
+        tree = self._tree(top.oid if top else commit)
         prefix = f"{folder}/" if folder else ""
 
         def read() -> list[TreeEntry]:
             return [
                 tree_entry(path, item, self._git.odb)
-                for path, item in islice(_walk(tree, prefix, recursive), skip, skip + count)
+                for path, item in islice(self._walk(tree, prefix, recursive, after), count)
             ]
 
         return retry_reading(read)
@@ -63,25 +75,20 @@ class GitRevisions:
         Raises:
             Refusal: If the folders are too large together.
         """
-        trees: dict[pygit2.Oid, pygit2.Tree] = {}
-        unread = _TREE_BYTES
+        top = self._tree(commit)
+        trees = {top.id: top}
 
         def child(folder: pygit2.Object, name: str) -> pygit2.Object:
-            nonlocal unread
             if not isinstance(folder, pygit2.Tree):
                 raise KeyError
             if folder.id not in trees:
-                trees[folder.id] = folder
-                unread -= self._git.odb.read_header(folder.id)[1]
-                if unread < 0:
-                    raise too_large("the folders of these paths have too many entries: ask for fewer paths")
+                trees[folder.id] = self._tree(folder.id)
             return trees[folder.id][name]
 
-        top: pygit2.Object = peeled(self._git, commit, pygit2.Tree)
         found = {}
         for path in set(paths):
             with suppress(KeyError):
-                found[path] = tree_entry(path, reduce(child, path.split("/"), top), self._git.odb)
+                found[path] = tree_entry(path, reduce(child, path.split("/"), cast(pygit2.Object, top)), self._git.odb)
         return found
 
     def read(self, entry: TreeEntry) -> bytes:
@@ -92,7 +99,7 @@ class GitRevisions:
         """List the commits up to a revision, newest first."""
 
         def read() -> list[CommitInfo]:
-            walk = self._git.walk(commit, SortMode.TOPOLOGICAL)
+            walk = self._git.walk(commit, SortMode.NONE)  # by date; other orders read all commits first
             return [commit_info(item) for item in islice(walk, skip, skip + count)]
 
         return retry_reading(read)
@@ -101,25 +108,64 @@ class GitRevisions:
         """Return when a revision was committed, in seconds since 1970."""
         return peeled(self._git, commit, pygit2.Commit).commit_time
 
-    def changed_files(self, commit: str, since: str | None = None, *, count: int) -> tuple[list[tuple[str, str]], int]:
-        """List `count` of the files that a commit changed, each with git's status letter (A, M or D), and count all.
+    def changed_files(self, commit: str, since: str | None = None, *, count: int) -> list[tuple[str, str]]:
+        """List `count` of the files that a commit changed, each with git's status letter: A, M or D.
 
         Args:
             commit: The commit.
             since: A branch's commit: list all changes since `commit` and this one diverged. None: since the parent.
         """
-        changed = peeled(self._git, commit, pygit2.Commit)
-        start: str | pygit2.Oid | None = changed.parents[0].id if changed.parents else None
+        start: Id | None = next(iter(peeled(self._git, commit, pygit2.Commit).parent_ids), None)
         if since is not None:
-            start = self._git.merge_base(since, commit)
-        diff = tree_diff(self._git, start, commit)
-        listed = islice(diff.deltas, count)
-        return [(delta.status_char(), delta.new_file.path or delta.old_file.path) for delta in listed], len(diff)
+            start = merge_base(self._git.path, since, commit)
+        changes = islice(self.changes(start, commit), count)
+        return [("M" if old and new else "D" if old else "A", path) for path, old, new in changes]
+
+    def changes(self, old: Id | None, new: Id | None, prefix: str = "") -> Iterator[tuple[str, str | None, str | None]]:
+        """Yield path, old blob and new blob of each file that differs between two folders or commits. None: no files.
+
+        A folder is read when the iterator reaches it.
+        """
+        before, after = (set(_ENTRY.findall(self._tree(side).read_raw())) if side else set() for side in (old, new))
+        gone, added = (
+            {(name, mode == b"40000"): oid.hex() for mode, name, oid in entries}
+            for entries in (before - after, after - before)
+        )
+        for name, is_folder in sorted(gone.keys() | added.keys()):
+            path = prefix + name.decode("utf-8", "surrogateescape")
+            sides = gone.get((name, is_folder)), added.get((name, is_folder))
+            if is_folder:
+                yield from self.changes(*sides, f"{path}/")
+            else:
+                yield path, *sides
+
+    def _walk(self, tree: pygit2.Tree, prefix: str, recursive: bool, after: str) -> Iterator[tuple[str, pygit2.Object]]:
+        first, slash, inside = after.partition("/")
+        start = (first + slash).encode()
+        places = range(len(tree))
+        for place in places[bisect_left(places, start, key=lambda place: _key(tree[place])) :]:
+            item = tree[place]
+            path = f"{prefix}{item.name}"
+            if not (is_start := _key(item) == start):
+                yield path, item
+            if recursive and isinstance(item, pygit2.Tree):
+                yield from self._walk(self._tree(item.id), f"{path}/", recursive, inside if is_start else "")
+
+    def _tree(self, oid: Id) -> pygit2.Tree:
+        """Return the folder of a commit or a tree. libgit2 parses it whole, for which all threads wait.
+
+        Raises:
+            Refusal: If this request has read too many.
+        """
+        kind, size = retry_reading(partial(self._git.odb.read_header, oid))
+        if kind == ObjectType.COMMIT:
+            return self._tree(peeled(self._git, oid, pygit2.Commit).tree_id)
+        self.unread -= size
+        if self.unread < 0:
+            raise too_large(f"this reads folders of more than {TREE_BYTES} bytes in git: request fewer of them")
+        return peeled(self._git, oid, pygit2.Tree)
 
 
-def _walk(tree: pygit2.Tree, prefix: str, recursive: bool) -> Iterator[tuple[str, pygit2.Object]]:
-    for item in tree:
-        path = f"{prefix}{item.name}"
-        yield path, item
-        if recursive and isinstance(item, pygit2.Tree):
-            yield from _walk(item, f"{path}/", recursive)
+def _key(item: pygit2.Object) -> bytes:
+    """Return an entry's name as git sorts it."""
+    return (item.raw_name or b"") + b"/" * isinstance(item, pygit2.Tree)

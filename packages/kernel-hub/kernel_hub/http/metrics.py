@@ -28,7 +28,7 @@ class Metrics:
             buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120),
         )
         self.active = Gauge("hub_requests_active", "Requests in progress", registry=registry)
-        waiting = "Requests without a token that wait for a thread"
+        waiting = "Requests that wait for others of their caller"
         self.waiting = Gauge("hub_requests_waiting", waiting, registry=registry)
         measured: dict[str, tuple[str, Callable[[], float]]] = {
             "hub_stored_bytes": ("Bytes of all repositories, which the quota limits", stored_bytes),

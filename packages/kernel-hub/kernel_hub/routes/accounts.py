@@ -9,10 +9,10 @@ from fastapi import APIRouter
 
 from kernel_hub import names
 from kernel_hub.refusals import Refusal, no_token
-from kernel_hub.routes.parameters import TheCaller, TheHub
+from kernel_hub.routes.parameters import HubRoute, TheCaller, TheHub
 from kernel_hub.tokens import ANY
 
-router = APIRouter()
+router = APIRouter(route_class=HubRoute)
 
 
 @router.get("/api/whoami-v2")

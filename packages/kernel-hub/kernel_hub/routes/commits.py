@@ -26,11 +26,11 @@ from kernel_hub.http.receive import blocks
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import bad_request, too_large
 from kernel_hub.repositories.allowances import Claim
-from kernel_hub.routes.parameters import Body, JsonRoute, RepoId, Revision, TheCaller, TheHub, base_url
+from kernel_hub.routes.parameters import Body, HubRoute, RepoId, Revision, TheCaller, TheHub, base_url, in_turn
 from kernel_hub.storage.disk import BLOCK, occupied
 from kernel_hub.storage.large_files import IncomingFile
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter(route_class=HubRoute)
 
 GITIGNORE_BYTES = 64 << 10
 
@@ -73,6 +73,7 @@ def _is_large(path: str, size: int, start: bytes, limit: int) -> bool:
 
 
 @router.post("/api/kernels/{organization}/{name}/preupload/{revision}")
+@in_turn
 def preupload(
     repo_id: RepoId,
     revision: Revision,

@@ -23,11 +23,11 @@ from starlette.types import Message, Send
 from kernel_hub.git.command import git_command, git_environment
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal, bad_request, forbidden, no_token, not_supported, too_large
-from kernel_hub.routes.parameters import RepoId, TheCaller, TheHub
+from kernel_hub.routes.parameters import HubRoute, RepoId, TheCaller, TheHub
 from kernel_hub.tokens import Caller
 
 # Of two paths of one function, the lower decorator's is tried first: a name with .git at its end.
-router = APIRouter(include_in_schema=False)
+router = APIRouter(route_class=HubRoute, include_in_schema=False)
 
 PROCESSES = {"known": 4, "anonymous": 4, "known refs": 4, "anonymous refs": 4}  # of git at a time: for whom, and what
 SECONDS = 600  # the longest fetch

@@ -14,9 +14,9 @@ from kernel_hub.git.objects import LargeFile, TreeEntry
 from kernel_hub.http.receive import blocks
 from kernel_hub.refusals import bad_request
 from kernel_hub.routes.content import content_response
-from kernel_hub.routes.parameters import Body, JsonRoute, RepoId, TheCaller, TheHub, base_url
+from kernel_hub.routes.parameters import Body, HubRoute, RepoId, TheCaller, TheHub, base_url, in_turn
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter(route_class=HubRoute)
 
 
 class LargeObject(Body):
@@ -35,6 +35,7 @@ class Batch(Body):
 
 
 @router.post("/kernels/{organization}/{name}.git/info/lfs/objects/batch")
+@in_turn
 def large_file_batch(repo_id: RepoId, body: Batch, request: Request, hub: TheHub, caller: TheCaller) -> JSONResponse:
     """Return addresses for the upload or download of large files. Files that exist already are not uploaded again."""
     uploading = body.operation == "upload"

@@ -31,9 +31,9 @@ from kernel_hub.git.objects import PullRequest, TreeEntry
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.refusals import Refusal, no_route, no_token
 from kernel_hub.repositories.reader import find_card, version_branches
-from kernel_hub.routes.parameters import RepoId, TheCaller, TheHub, base_url, timestamp
+from kernel_hub.routes.parameters import HubRoute, RepoId, TheCaller, TheHub, base_url, in_turn, timestamp
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(route_class=HubRoute, include_in_schema=False)
 
 METADATA_BYTES = 1 << 20
 SHOWN_COMMITS = 10
@@ -72,6 +72,7 @@ def logout() -> Response:
 
 @router.get("/")
 @router.get("/{organization}")
+@in_turn
 def list_page(
     request: Request, hub: TheHub, caller: TheCaller, organization: str = "", search: str = "", after: str = ""
 ) -> Response:
@@ -96,6 +97,7 @@ def list_page(
 
 
 @router.get("/kernels/{organization}/{name}")
+@in_turn
 def kernel_page(request: Request, repo_id: RepoId, hub: TheHub, caller: TheCaller, version: str = "") -> Response:
     """Show one kernel."""
     repository = hub.to_read(repo_id, caller)
@@ -130,6 +132,7 @@ def kernel_page(request: Request, repo_id: RepoId, hub: TheHub, caller: TheCalle
 
 
 @router.get("/kernels/{organization}/{name}/commit/{commit}")
+@in_turn
 def commit_page(request: Request, repo_id: RepoId, commit: str, hub: TheHub, caller: TheCaller) -> Response:
     """Show one commit: its author, its message and the changed files."""
     repository = hub.to_read(repo_id, caller)
@@ -137,6 +140,7 @@ def commit_page(request: Request, repo_id: RepoId, commit: str, hub: TheHub, cal
 
 
 @router.get("/kernels/{organization}/{name}/discussions/{number}")
+@in_turn
 def pull_request_page(
     request: Request, repo_id: RepoId, number: Annotated[int, Path(ge=1, lt=2**31)], hub: TheHub, caller: TheCaller
 ) -> Response:
@@ -150,15 +154,15 @@ def pull_request_page(
 def _changes_page(
     request: Request, repository: GitRepository, commit: str, base: str | None = None, pull: PullRequest | None = None
 ) -> Response:
-    changes, total = repository.revisions.changed_files(commit, base, count=SHOWN)
+    changes = repository.revisions.changed_files(commit, base, count=SHOWN + 1)
     return _page(
         request,
         "changes.html",
         repo_id=repository.repo_id,
         pull_request=pull,
         commit=repository.revisions.commits(commit, count=1)[0],
-        changes=changes,
-        more=total - SHOWN,
+        changes=changes[:SHOWN],
+        more=len(changes) > SHOWN,
         endpoint=base_url(request),
     )
 

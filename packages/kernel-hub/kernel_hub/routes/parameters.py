@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from datetime import datetime, timezone
+from functools import partial, wraps
+from inspect import Parameter, iscoroutinefunction, signature
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, unquote
 
@@ -17,6 +19,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
 
 from kernel_hub import names
+from kernel_hub.http.turns import take_turn
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import bad_request, invalid, no_token, too_large
 from kernel_hub.tokens import Caller
@@ -26,6 +29,7 @@ _BRACKETS = 32_000
 _GIT_TYPES = {"application/x-git-upload-pack-request", "application/vnd.git-lfs+json"}
 
 Parsed = TypeVar("Parsed")
+Result = TypeVar("Result")
 
 
 async def hub_of(request: Request) -> Hub:
@@ -78,6 +82,24 @@ Revision = Annotated[str, Depends(revision_of)]
 EntryPath = Annotated[str, Depends(path_of)]
 
 
+async def request_of(request: Request) -> Request:
+    """Return the request."""
+    return request
+
+
+def in_turn(handler: Callable[..., Any], kind: str = "long") -> Callable[..., Any]:
+    """Return a handler that runs a plain function, which lists, renders or compares, in a turn of its caller."""
+
+    @wraps(handler)
+    async def handle(turn_request: Request, **values: Any) -> Any:
+        return await take_turn(turn_request, partial(handler, **values), kind)
+
+    shape = signature(handler, eval_str=True)
+    added = Parameter("turn_request", Parameter.KEYWORD_ONLY, annotation=Annotated[Request, Depends(request_of)])
+    handle.__signature__ = shape.replace(parameters=[*shape.parameters.values(), added])  # type: ignore[attr-defined]
+    return handle
+
+
 class Body(BaseModel):
     """The body of a request. Unknown fields are ignored."""
 
@@ -107,8 +129,11 @@ def parsed(body: bytes, adapter: TypeAdapter[Parsed]) -> Parsed:
         raise invalid(error) from None
 
 
-class JsonRoute(APIRoute):
-    """A route whose parameter `body` is read from JSON. FastAPI alone parses and validates bodies in the event loop."""
+class HubRoute(APIRoute):
+    """A route that runs a plain function in a turn of its caller, and parses a parameter `body` in a thread."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint if iscoroutinefunction(endpoint) else in_turn(endpoint, "quick"), **options)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler, which finds the body already validated."""

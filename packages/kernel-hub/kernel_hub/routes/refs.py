@@ -6,10 +6,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 from pydantic import Field
+from starlette.responses import JSONResponse
 
-from kernel_hub.routes.parameters import Body, JsonRoute, RepoId, Revision, TheCaller, TheHub
+from kernel_hub.routes.parameters import Body, HubRoute, RepoId, Revision, TheCaller, TheHub, in_turn
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter(route_class=HubRoute)
 
 
 class NewBranch(Body):
@@ -29,7 +30,8 @@ class NewTag(Body):
 
 @router.get("/api/kernels/{organization}/{name}/refs")
 @router.get("/api/models/{organization}/{name}/refs")
-def list_refs(repo_id: RepoId, hub: TheHub, caller: TheCaller, include_prs: bool = False) -> dict[str, Any]:
+@in_turn
+def list_refs(repo_id: RepoId, hub: TheHub, caller: TheCaller, include_prs: bool = False) -> JSONResponse:
     """List branches, tags and, if asked for, pull requests."""
     refs = list(hub.to_read(repo_id, caller).refs)
 
@@ -38,7 +40,7 @@ def list_refs(repo_id: RepoId, hub: TheHub, caller: TheCaller, include_prs: bool
         return [{"name": ref.name, "ref": ref.full, "targetCommit": ref.commit} for ref in found]
 
     answer = {"branches": listed("refs/heads/"), "tags": listed("refs/tags/"), "converts": []}
-    return {**answer, "pullRequests": listed("refs/pr/")} if include_prs else answer
+    return JSONResponse({**answer, "pullRequests": listed("refs/pr/")} if include_prs else answer)
 
 
 @router.post("/api/kernels/{organization}/{name}/branch/{revision}")

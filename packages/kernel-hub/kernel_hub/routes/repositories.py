@@ -12,19 +12,20 @@ from kernel_hub import names
 from kernel_hub.refusals import Refusal, bad_request, no_token
 from kernel_hub.routes.parameters import (
     Body,
-    JsonRoute,
+    HubRoute,
     RepoId,
     Revision,
     TheCaller,
     TheHub,
     base_url,
+    in_turn,
     kernels_only,
     next_page,
     timestamp,
 )
 from kernel_hub.storage.disk import BLOCK
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter(route_class=HubRoute)
 
 
 class OldRepository(Body):
@@ -129,6 +130,7 @@ def _info(repo_id: str, commit: str, modified: int, private: bool) -> dict[str, 
 
 
 @router.get("/api/kernels")
+@in_turn
 def list_kernels(
     request: Request,
     hub: TheHub,

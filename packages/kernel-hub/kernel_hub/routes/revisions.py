@@ -7,31 +7,37 @@ kernels; they do not write.
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Annotated, Any
 from urllib.parse import parse_qs
 
-from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, TypeAdapter
+from starlette.responses import JSONResponse
 
 from kernel_hub.git.commits import ATTRIBUTES_OID
 from kernel_hub.git.objects import TreeEntry
-from kernel_hub.refusals import bad_request, no_entry
+from kernel_hub.git.revisions import QUICK_BYTES, TREE_BYTES
+from kernel_hub.http.turns import take_turn
+from kernel_hub.refusals import Refusal, bad_request, no_entry
 from kernel_hub.routes.content import content_response
 from kernel_hub.routes.parameters import (
     Body,
     EntryPath,
+    HubRoute,
     RepoId,
     Revision,
     TheCaller,
     TheHub,
+    in_turn,
     next_page,
     parsed,
     timestamp,
 )
 
-router = APIRouter()
-models = APIRouter()  # comes last: it matches routes of kernels with an organization or a name `resolve`, too
+router = APIRouter(route_class=HubRoute)
+# Comes last: it matches routes of kernels with an organization or a name `resolve`, too.
+models = APIRouter(route_class=HubRoute)
 
 TREE_PAGE = 1000
 HISTORY_PAGE = 50
@@ -58,24 +64,26 @@ def _is_hubs_own(entry: TreeEntry) -> bool:
 @router.get("/api/models/{organization}/{name}/tree/{revision}", operation_id="list_model_top")
 @router.get("/api/kernels/{organization}/{name}/tree/{revision}/{path:path}")
 @router.get("/api/models/{organization}/{name}/tree/{revision}/{path:path}")
+@in_turn
 def list_folder(
     repo_id: RepoId,
     revision: Revision,
     path: EntryPath,
     request: Request,
-    response: Response,
     hub: TheHub,
     caller: TheCaller,
     recursive: bool = False,
-    cursor: Annotated[int, Query(ge=0, le=100_000_000)] = 0,
-) -> list[dict[str, Any]]:
-    """List a folder of a revision."""
+    cursor: str = "",
+) -> JSONResponse:
+    """List a folder of a revision; `cursor` is the path in the folder of the entry before, as `Link` states it."""
     repository = hub.to_read(repo_id, caller)
     commit = repository.refs.resolve(revision)
-    entries = repository.revisions.entries(commit, path, recursive=recursive, skip=cursor, count=TREE_PAGE + 1)
+    entries = repository.revisions.entries(commit, path, recursive=recursive, after=cursor, count=TREE_PAGE + 1)
+    response = JSONResponse([_item(entry) for entry in entries[:TREE_PAGE] if not _is_hubs_own(entry)])
     if len(entries) > TREE_PAGE:
-        next_page(request, response, cursor=cursor + TREE_PAGE)
-    return [_item(entry) for entry in entries[:TREE_PAGE] if not _is_hubs_own(entry)]
+        last = entries[TREE_PAGE - 1]
+        next_page(request, response, cursor=last.path.removeprefix(f"{path}/") + "/" * last.is_folder)
+    return response
 
 
 class _Paths(Body):
@@ -101,38 +109,36 @@ _PATHS: dict[str, Any] = {
 @router.post("/api/models/{organization}/{name}/paths-info/{revision}", openapi_extra=_PATHS)
 async def paths_info(
     repo_id: RepoId, revision: Revision, request: Request, hub: TheHub, caller: TheCaller
-) -> list[dict[str, Any]]:
+) -> JSONResponse:
     """Describe the files and folders among `paths` that exist."""
     body = await request.body()
     is_json = request.headers.get("content-type", "").startswith("application/json")
 
-    def look() -> list[dict[str, Any]]:  # which parses in a thread: a form can take seconds
+    def look() -> JSONResponse:  # which also parses: a form can take seconds
         repository = hub.to_read(repo_id, caller)
         commit = repository.refs.resolve(revision)
         found = repository.revisions.find_all(commit, (path.rstrip("/") for path in _paths(body, is_json)))
-        return [_item(entry) for entry in found.values()]
+        return JSONResponse([_item(entry) for entry in found.values()])
 
-    return await to_thread.run_sync(look)
+    return await take_turn(request, look)
 
 
 @router.get("/api/kernels/{organization}/{name}/commits/{revision}")
 @router.get("/api/models/{organization}/{name}/commits/{revision}")
+@in_turn
 def list_commits(
     repo_id: RepoId,
     revision: Revision,
     request: Request,
-    response: Response,
     hub: TheHub,
     caller: TheCaller,
     p: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
-) -> list[dict[str, Any]]:
+) -> JSONResponse:
     """List the commits of a revision, newest first."""
     repository = hub.to_read(repo_id, caller)
     commit = repository.refs.resolve(revision)
     history = repository.revisions.commits(commit, skip=p * HISTORY_PAGE, count=HISTORY_PAGE + 1)
-    if len(history) > HISTORY_PAGE:
-        next_page(request, response, p=p + 1)
-    return [
+    commits = [
         {
             "id": item.oid,
             "title": item.title,
@@ -142,19 +148,33 @@ def list_commits(
         }
         for item in history[:HISTORY_PAGE]
     ]
+    response = JSONResponse(commits)
+    if len(history) > HISTORY_PAGE:
+        next_page(request, response, p=p + 1)
+    return response
 
 
 @router.head("/kernels/{organization}/{name}/resolve/{revision}/{path:path}", operation_id="resolve_head")
 @router.get("/kernels/{organization}/{name}/resolve/{revision}/{path:path}")
 @models.head("/{organization}/{name}/resolve/{revision}/{path:path}", operation_id="resolve_model_head")
 @models.get("/{organization}/{name}/resolve/{revision}/{path:path}")
-def resolve(
+async def resolve(
     repo_id: RepoId, revision: Revision, path: EntryPath, request: Request, hub: TheHub, caller: TheCaller
 ) -> Response:
     """Send a file of a revision, or a range of it."""
-    repository = hub.to_read(repo_id, caller)
-    commit = repository.refs.resolve(revision)
-    entry = repository.revisions.entry(commit, path)
-    if entry.is_folder:
-        raise no_entry(path, commit)
-    return content_response(request, hub, repository, entry, commit)
+
+    def find(most: int) -> Response:
+        repository = hub.to_read(repo_id, caller)
+        repository.revisions.unread = most
+        commit = repository.refs.resolve(revision)
+        entry = repository.revisions.entry(commit, path)
+        if entry.is_folder:
+            raise no_entry(path, commit)
+        return content_response(request, hub, repository, entry, commit)
+
+    try:
+        return await take_turn(request, partial(find, QUICK_BYTES), "quick")
+    except Refusal as refusal:
+        if refusal.status_code != 413:
+            raise
+    return await take_turn(request, partial(find, TREE_BYTES))

@@ -52,10 +52,6 @@ _NEEDS_TOOL = re.compile(
 _LOADS = re.compile(r"^(?!\s*#).*\bkernel_builder(\.load\b|\s+import\s.*\bload\b)", re.MULTILINE)
 
 
-class _CannotJudgeError(Exception):
-    """This machine cannot build or run the candidate, which may be right."""
-
-
 @dataclass(frozen=True)
 class JudgeRequest:
     """A candidate, its task, and the extent of the checks: the options of `kernel-builder judge`."""
@@ -96,9 +92,9 @@ def _judge(request: JudgeRequest, task: Task, candidate: Candidate, notify: Noti
     word, reason, speed, exhausted = RIGHT, "", SpeedReport(), ""
     try:
         if device == "cuda" and not torch.cuda.is_available():
-            raise _CannotJudgeError("it is to run on a GPU, and Torch finds none: --device cpu judges it on the CPU")
+            raise MachineError("it is to run on a GPU, and Torch finds none: --device cpu judges it on the CPU")
         speed = judgement.run()
-    except (_CannotJudgeError, MachineError) as error:
+    except MachineError as error:
         word, reason = NOT_JUDGED, str(error)
     except RejectedError as error:
         # Without its traceback, whose frames keep memory of the GPU.
@@ -226,7 +222,7 @@ class _Judgement:
             text = text.replace(str(directory), "")
             if isinstance(error, (ToolchainError, VariantError)):
                 verb = "load" if self.request.is_built else "build"
-                raise _CannotJudgeError(f"this machine cannot {verb} it for {self.device}: {text}") from error
+                raise MachineError(f"this machine cannot {verb} it for {self.device}: {text}") from error
             raise RejectedError("build-failed", text) from error
 
     def _worker(self, readable: Sequence[Path]) -> WorkerProcess:
@@ -264,7 +260,11 @@ def prepare_references(
     if len(shapes) == 1:
         sentences.append("The task has no sizes that can be changed: only one shape was checked.")
     if not references[0].has_exact:
-        sentences.append("The reference cannot be computed in float64: results were compared with eager's.")
+        sentences.append("The reference draws random numbers or has no float64: results were compared with eager's.")
+    if references[0].statistics:
+        sentences.append(
+            f"A call of the reference changes {', '.join(sorted(references[0].statistics))}: not compared."
+        )
     timed = references[: max(1, min(len(references), 1 + len(settings.shapes or (1,))))]
     return references, timed, sentences
 

@@ -125,13 +125,16 @@ class ModelRunner:
         synchronize(self._settings["device"])
 
     def prepare(self, calls: list[Any], slots: list[list[Any]]) -> None:
-        """Make the tensors of a run, which takes Python as long as a small kernel."""
+        """Make the tensors of a run, which takes Python as long as a small kernel. `run` may get the skeletons."""
         self._calls = [self._arguments(call) for call in calls]
         self._held, self._slots = [], slots
         self._targets = [[self._outputs.tensor(slot) for slot in call] for call in slots]
 
-    def run(self, number: int, seed: int) -> float:
+    def run(self, number: int, seed: int, skeletons: list[Any] | None) -> float:
         """Call a model on each set of inputs, hand all results over, and return the seconds by this clock."""
+        if skeletons:
+            pairs = zip(skeletons, self._calls, strict=True)
+            self._calls = [(with_tensors(skeleton, tensors), grads) for skeleton, (tensors, grads) in pairs]
         if self._settings["threads"] > 1:  # the first core is this thread's: OpenMP has bound the others to the rest
             os.sched_setaffinity(0, {min(self._cores)})
             os.sched_setaffinity(0, self._cores)
@@ -204,7 +207,8 @@ class ModelRunner:
 
     def _arguments(self, call: Any) -> Any:
         skeleton, slots, grads = call
-        arguments = with_tensors(skeleton, [self._inputs.tensor(slot) for slot in slots])
+        tensors = [self._inputs.tensor(slot) for slot in slots]
+        arguments = tensors if skeleton is None else with_tensors(skeleton, tensors)
         return arguments, None if grads is None else [self._inputs.tensor(slot) for slot in grads]
 
 

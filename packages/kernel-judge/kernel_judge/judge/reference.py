@@ -6,11 +6,11 @@ import copy
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
@@ -30,6 +30,8 @@ from kernel_tasks import Sizes, Task
 
 Tensors = list[torch.Tensor]
 Results = list[tuple[tuple[int, ...], torch.dtype]]
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+_OTHER_INTEGERS = 0.25  # the largest share of the integers of a result that float64 changes
 _COUNTED = {str(operation).replace(".", "::") for operation in flop_registry}
 
 
@@ -58,14 +60,15 @@ class Reference:
         accepted: Those of the candidate's results, whose dtypes differ where the task's rule decides on dtypes.
         decides_dtypes: Whether it does.
         has_rule: Whether the task has a rule of its own for right results.
-        has_exact: Whether the model can be computed in float64.
+        has_exact: Whether the model can be computed in float64, and draws no random numbers.
+        statistics: Names of the buffers that a call changes, of batch normalizations.
         may_change: Whether a candidate may change inputs, as the reference does with a buffer for its result.
         seconds, drawing_seconds: The time of one eager call here, and of drawing its inputs, the least so far.
         operations: Operations of a call in matrix products, convolutions and attention, as
             `torch.utils.flop_counter` counts them; 0 before `count_operations`, and if they cannot be counted.
     """
 
-    operations, drawing_seconds = 0, math.inf
+    operations, seconds, drawing_seconds = 0, math.inf, math.inf
 
     def __init__(
         self,
@@ -80,7 +83,7 @@ class Reference:
     ) -> None:
         self.sizes, self.dtype, self.device, self.seed = dict(sizes), dtype, device, seed
         self.lengths = dict(lengths or {})
-        self._backward = task.settings.backward
+        self._backward, self._is_drawn = task.settings.backward, not task.workloads
         self._path = str(task.path)
         self._problem = task.problem(sizes)
         self.has_rule, self.decides_dtypes = self._problem.fault is not None, self._problem.decides_dtypes
@@ -140,23 +143,21 @@ class Reference:
         """Return the results in float64, or None if the model cannot be computed so."""
         if not self.has_exact:
             return None
-        return self._evaluate(
-            self._exact, given, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor.clone()
-        )
+        return self._evaluate(self._exact, given, _widened)
 
-    def unsettled(self, given: Arguments, number: int) -> torch.Tensor:
-        """Return which elements of one of eager's results are in a row that depends on the last places of the inputs.
+    def nearby(self, given: Arguments) -> Iterator[Tensors]:
+        """Yield eager's and the float64 results for inputs that differ in their last places, up or down.
 
-        These are changed at random, and each change is made with both signs: the first of equal elements is then
-        another one. Rows are those of any dimension.
+        These break ties: the ones of eager by chance, the others by place, and both in both orders. Inputs stay within
+        their range; a reference that refuses them has no further results.
         """
-        plain = self.eager(given)[number]
-        found = torch.zeros_like(plain, dtype=torch.bool)
-        for seed, sign in product((given.seed, given.seed ^ 1), (1, -1)):
-            change = partial(_moved, sign, torch.Generator(self.device).manual_seed(seed))
-            found |= self._evaluate(self._model, given, change)[number] != plain
-        rows = [found.any(dim, keepdim=True) for dim in range(found.dim()) if found.dim() > 1]
-        return sum(rows, found) > 0
+        for options in product((False, True)[: 1 + self.has_exact], (1, -1), (False, True)):
+            change = partial(_moved, *options, torch.Generator(self.device).manual_seed(given.seed))
+            try:
+                found = self._evaluate(self._exact if options[0] else self._model, given, change)
+            except Exception:  # it refuses these inputs
+                continue
+            yield found
 
     def fault(self, given: Arguments, results: Tensors, eager: Tensors) -> str | None:
         """Return why results are wrong by the task's own rule, or None."""
@@ -169,9 +170,7 @@ class Reference:
 
     def accepts(self, given: Arguments, results: Tensors, eager: Tensors) -> bool:
         """Return whether the task's own rule accepts results, or does not apply: it rejects eager's, too."""
-        return self.has_rule and (
-            self.fault(given, results, eager) is None or self.fault(given, eager, eager) is not None
-        )
+        return self.has_rule and (not self.fault(given, results, eager) or bool(self.fault(given, eager, eager)))
 
     def _evaluate(self, model: Any, given: Arguments, change: Any) -> Tensors:
         seed_generators(self.device, given.seed)
@@ -181,8 +180,12 @@ class Reference:
 
     def _probe(self) -> None:
         backward, self._backward = self._backward, False
-        given = self.arguments(self.seed)
+        given, other = self.arguments(self.seed), self.arguments(self.seed + 1)
         tensors = [tensor.clone() for tensor in given.tensors]
+        before, state = _bits(given.tensors), _bits(self._state().values())
+        is_same = repr(given.skeleton) == repr(other.skeleton) and all(map(torch.equal, before, _bits(other.tensors)))
+        if self._is_drawn and is_same and given.skeleton:
+            self._refuse("get_inputs returns the same values twice", "draw them without a seed of their own")
         generator_state = torch.get_rng_state if self.device == "cpu" else torch.cuda.get_rng_state
         seed_generators(self.device, self.seed)
         unused = generator_state()
@@ -191,40 +194,48 @@ class Reference:
         except ResultError as error:
             raise ConfigError(f"the reference cannot be judged: {error}", where=self._path) from error
         draws = not torch.equal(unused, generator_state())
-        now, before = ([t.flatten().contiguous().view(torch.uint8) for t in all_] for all_ in (tensors, given.tensors))
-        written = [tensor for tensor, *bits in zip(tensors, now, before, strict=True) if not torch.equal(*bits)]
+        if not any(output.numel() for output in outputs):
+            self._refuse("the reference returns no elements", "return the tensors to compare")
+        written = [
+            tensor for tensor, *now in zip(tensors, _bits(tensors), before, strict=True) if not torch.equal(*now)
+        ]
         self.may_change = self._problem.may_overwrite or bool(written)
         returned = {(output.data_ptr(), output.nbytes) for output in outputs}
         if not self._problem.may_overwrite and any((t.data_ptr(), t.nbytes) not in returned for t in written):
-            raise ConfigError(
-                "the reference writes to an input that it does not return",
-                where=self._path,
-                hint="return that input: the judge compares results only",
-            )
+            self._refuse("the reference writes to an input that it does not return", "return that input")
+        named = self._state()
+        after = zip(named, _bits(named.values()), state, strict=True)
+        changed = {name for name, *now in after if not torch.equal(*now)}
+        self.statistics = {name for name in changed if name.endswith(_STATISTICS)}
+        if other_state := changed - self.statistics:
+            self._refuse(f"a call of the reference changes its {min(other_state)}", "take and return it as a tensor")
         self._backward, self._forward = backward, len(outputs)
         self.results = [(tuple(output.shape), output.dtype) for output in outputs]
         given = self.arguments(self.seed)
         expected = self.eager(given)
         self.results = [(tuple(result.shape), result.dtype) for result in expected]
         self.accepted: Results = self.results
-        self.seconds = min(self._seconds(given) for _ in range(3))
+        for _ in range(3):
+            synchronize(self.device)
+            started = time.perf_counter()
+            self.eager(given)
+            synchronize(self.device)
+            self.seconds = min(self.seconds, time.perf_counter() - started)
         self.has_exact = True
         try:
             exact = self.exact(given)
-            assert exact is not None
-            least = [0.0 if draws else 1.0] * self._forward + [1.0] * len(expected)
-            self.has_exact = all(map(_close, expected, exact, least))
+            # Float64 draws other random numbers.
+            self.has_exact = not draws and exact is not None and all(map(_close, expected, exact))
         except torch.OutOfMemoryError:
             raise
         except Exception:  # code that casts, or an operation without float64
             self.has_exact = False
 
-    def _seconds(self, given: Arguments) -> float:
-        synchronize(self.device)
-        started = time.perf_counter()
-        self.eager(given)
-        synchronize(self.device)
-        return time.perf_counter() - started
+    def _refuse(self, text: str, hint: str) -> NoReturn:
+        raise ConfigError(text, where=self._path, hint=f"{hint}: the judge compares the results of each call only")
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        return {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
 
     def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(getattr(torch, self.dtype)) if self.dtype and tensor.is_floating_point() else tensor
@@ -279,25 +290,48 @@ def _bytes(results: Results) -> int:
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in results)
 
 
-def _moved(sign: int, random: torch.Generator, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose elements are off by some units in their last place, and in that of their mean."""
-    if not tensor.is_floating_point():
-        return tensor.clone()
-    wide = tensor.double()
-    least = wide[wide.isfinite()].abs().mean().nan_to_num(0.0)
-    noise = torch.randn(tensor.shape, dtype=torch.float64, device=tensor.device, generator=random)
-    return (wide + sign * 4 * torch.finfo(tensor.dtype).eps * (wide.abs() + least) * noise).to(tensor.dtype)
+def _bits(tensors: Iterable[torch.Tensor]) -> Tensors:
+    """Return the bytes of tensors, in which NaN are equal."""
+    return [tensor.flatten().contiguous().view(torch.uint8).clone() for tensor in tensors]
 
 
-def _close(eager: torch.Tensor, exact: torch.Tensor, least: float) -> bool:
-    """Return whether float64 computes the same thing as eager: random masks may depend on the dtype.
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in twice its precision; integers are copied."""
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.double() if tensor.is_floating_point() else tensor.clone()
 
-    The whole tensors are compared, since sums of many 16-bit numbers may be far off at some elements. Elements count
-    as at least `least`, for results that are nothing but rounding errors.
+
+def _moved(by_place: bool, sign: int, is_reversed: bool, random: torch.Generator, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose elements differ by some units in their last place, and in that of their median.
+
+    The difference grows with the place, and the result is in float64; or it is random.
+    """
+    wide = _widened(tensor)
+    finite = wide[wide.isfinite()] if tensor.is_floating_point() and tensor.dtype.itemsize > 1 else wide[:0]
+    if finite.numel():
+        options: Any = {"dtype": torch.float64, "device": tensor.device}
+        count = wide.numel()
+        share = torch.linspace(0, 1, count, **options) if by_place else torch.rand(count, generator=random, **options)
+        units = 4 * sign * max(torch.finfo(tensor.dtype).eps, 4 * torch.finfo(torch.float32).eps)
+        share = (1 - share if is_reversed else share).view(wide.shape)
+        moved = wide + units * (wide.abs() + finite.abs().median()) * share
+        moved = 2 * moved.clamp(finite.min(), finite.max()) - moved  # within the range
+        wide = torch.where(wide.isfinite(), moved, wide)
+    return wide if by_place else wide.to(tensor.dtype)
+
+
+def _close(eager: torch.Tensor, exact: torch.Tensor) -> bool:
+    """Return whether float64 computes the same thing as eager, which code that casts or reads bits does not.
+
+    The whole tensors are compared, since sums of many 16-bit numbers may be far off at some elements. Results may be
+    nothing but rounding errors of larger numbers.
     """
     if eager.shape != exact.shape:
         return False
+    if not eager.is_floating_point():
+        return bool((eager != exact).double().mean() <= _OTHER_INTEGERS)
     wide, exact = eager.double(), exact.double()
     difference = torch.where((wide == exact) | (wide.isnan() & exact.isnan()), 0.0, wide - exact)
-    size = exact[exact.isfinite()].norm() + least * math.sqrt(exact.numel())
-    return bool(difference.norm() <= 0.1 * size)
+    errors = max(16 * torch.finfo(eager.dtype).eps, 1e-4) * math.sqrt(exact.numel())
+    return bool(difference.norm() <= 0.1 * exact[exact.isfinite()].norm() + errors)

@@ -16,7 +16,7 @@ from kernel_builder.hub.verification import Verification, verify
 from kernel_builder.pipeline import BuildRequest, build
 from kernel_builder.progress import Lines
 from kernel_builder.toolchain import Toolchains
-from kernel_format.errors import HubError
+from kernel_format.errors import HubError, VerificationError
 from tests.support.git import commit_all
 from tests.support.places import CPU, PROJECTS
 from tests.support.running_hub import RunningHub
@@ -55,6 +55,8 @@ def test_a_file_changed_on_the_hub_is_found(hub: RunningHub, doubling: Path) -> 
     assert not check(hub, DOUBLING, require_signature=True).variants[0].ok
     with pytest.raises(HubError, match="the kernel does not exist"):
         check(hub, "org/other")
+    with pytest.raises(VerificationError, match="are transferred without asking"):
+        check(hub, DOUBLING, max_size=0)
 
 
 def test_a_kernel_is_built_again_at_its_commit(

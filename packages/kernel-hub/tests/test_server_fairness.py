@@ -1,0 +1,104 @@
+"""Requests that keep Python busy: the folders that they read, and how many of a caller run at once."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pygit2
+import pytest
+import requests
+from raw_requests import TOKEN, commit_body
+from starlette.types import Message
+
+from kernel_hub import tokens
+from kernel_hub.app import create_app
+from kernel_hub.git.repository import GitRepository
+from kernel_hub.hub_service import Hub
+from kernel_hub.settings import Settings
+from kernel_hub.tokens import Caller
+from tests.support.running_hub import RunningHub
+
+pytestmark = pytest.mark.attack
+
+
+def test_only_shown_folders_are_read(hub: RunningHub) -> None:
+    api = hub.api()
+    api.create_repo("a/one", repo_type="kernel")
+    files = ["a-", "a.b/x", *(f"a/{number:04}" for number in range(1100)), "a/x/y/z", "a0", "b/x", "c/x"]
+    header = commit_body("x", "x").splitlines()[0]
+    url = f"{hub.url}/api/kernels/a/one"
+    add = [commit_body(path, path).splitlines()[1] for path in files]
+    assert requests.post(f"{url}/commit/main", data="\n".join([header, *add]), headers=TOKEN).ok
+    listed = [item.path for item in api.list_repo_tree("a/one", recursive=True, repo_type="kernel")]
+    folders = {"a.b", "a", "a/x", "a/x/y", "b", "c"}
+    assert [path for path in listed if path not in folders] == files and len(listed) == len(files) + len(folders)
+    git = pygit2.Repository(str(hub.root / "repositories/a/one.git"))
+    full = git.references["refs/heads/main"].peel(pygit2.Commit)
+    delete = [json.dumps({"key": "deletedFolder", "value": {"path": path}}) for path in ("a", "b")]
+    done = requests.post(f"{url}/commit/main", data="\n".join([header, *delete]), headers=TOKEN)
+    oid = str(full.tree["b"].id)
+    Path(git.path, "objects", oid[:2], oid[2:]).unlink()  # so that it cannot be read
+    page = requests.get(f"{hub.url}/kernels/a/one/commit/{done.json()['commitOid']}", headers=TOKEN)
+    assert page.ok and page.text.count("<li>") == 1000 and "More than 1000 files" in page.text
+    for cursor, is_read in (("a/1098", False), ("c/", True)):
+        answer = requests.get(f"{url}/tree/{full.id}", params={"recursive": "true", "cursor": cursor}, headers=TOKEN)
+        assert answer.ok == is_read
+    assert [item["path"] for item in answer.json()] == ["c/x"]
+
+
+@pytest.mark.parametrize(
+    ("path", "most"),
+    [
+        ("/kernels/a/one/commit/main", 1),
+        ("/kernels/a/one", 1),
+        ("/api/kernels/a/one/tree/main", 1),
+        ("/api/kernels/a/one/commits/main", 1),
+        ("/api/kernels/a/one/refs", 1),
+        ("/api/kernels/a/one", 8),
+        ("/kernels/a/one/resolve/main/.gitattributes", 8),
+    ],
+)
+def test_callers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, most: int) -> None:
+    file = tmp_path / "tokens.json"
+    sent = {name: tokens.add(file, name, read=(), write=(name,)) for name in ("a", "foreign")}
+    app = create_app(Settings(tmp_path / "hub", token_file=file))
+    app.state.hub.repositories.create("a/one", private=False, author="a")
+    running: Counter[str] = Counter()
+    largest: Counter[str] = Counter()
+    order: list[str] = []
+    read = Hub.to_read
+
+    def counted(hub: Hub, repo_id: str, caller: Caller) -> GitRepository:
+        running[caller.name] += 1
+        largest[caller.name] = max(largest[caller.name], running[caller.name])
+        time.sleep(0.02)
+        running[caller.name] -= 1
+        order.append(caller.name)
+        return read(hub, repo_id, caller)
+
+    async def ask(name: str) -> None:
+        header = [(b"authorization", f"Bearer {sent[name]}".encode())] if name else []
+        scope: dict[str, Any] = {"type": "http", "method": "GET", "path": path, "query_string": b""}
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b""}
+
+        async def send(message: Message) -> None:
+            assert message.get("status", 200) in {200, 404}
+
+        await app({**scope, "headers": [(b"host", b"localhost"), *header]}, receive, send)
+
+    async def ask_often() -> None:
+        async with anyio.create_task_group() as tasks:
+            for name in [*["", "foreign"] * 20, "a"]:
+                tasks.start_soon(ask, name)
+
+    monkeypatch.setattr(Hub, "to_read", counted)
+    anyio.run(ask_often)
+    assert max(largest.values(), default=0) <= most, largest
+    assert "a" not in order[30:], "the owner waited for all others"
