@@ -223,9 +223,9 @@ def test_activations_in_place(blocks):
 class RotatedPart(nn.Module):
     """Attention whose query is rotated after its first two tokens, where it is, as in CogVideoX."""
 
-    def __init__(self, is_read):
+    def __init__(self, seen):
         super().__init__()
-        self.query, self.norm, self.is_read = nn.Linear(32, 32), nn.LayerNorm(8), is_read
+        self.query, self.norm, self.seen = nn.Linear(32, 32), nn.LayerNorm(8), seen
 
     def forward(self, x, cos, sin):
         query = self.norm(self.query(x).view(2, -1, 4, 8).transpose(1, 2))
@@ -233,21 +233,24 @@ class RotatedPart(nn.Module):
         rotated = query[:, :, 2:] * cos + torch.stack((-second, first), -1).flatten(-2) * sin
         query[:, :, 2:] = rotated
         out = F.scaled_dot_product_attention(query, query, query)
-        return out + rotated.sum() if self.is_read else out
+        if self.seen == "result":
+            out.flatten(1)[:, :4] = 2
+        out = out.transpose(1, 2).flatten(2)
+        return out + rotated.sum() if self.seen == "rotated" else out
 
 
-@pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.parametrize("seen", ["", "rotated", "result"])
 @torch.no_grad()
-def test_rotation_in_place(blocks, fusions, is_read):
-    """Nothing copies the rotated part, unless the model reads it apart, nor the normalized heads."""
-    model, inputs = RotatedPart(is_read), (torch.randn(2, 6, 32), torch.randn(4, 8), torch.randn(4, 8))
+def test_rotation_in_place(blocks, fusions, seen):
+    """Nothing copies the rotated part, unless the model reads it apart, nor the result, whose layout nothing sees."""
+    model, inputs = RotatedPart(seen), (torch.randn(2, 6, 32), torch.randn(4, 8), torch.randn(4, 8))
     expected = model(*inputs)
     report = traced(blocks, model)
     torch.testing.assert_close(model(*inputs), expected)
     assert report.replaced["RotatedPart", "rotary embedding"] == 1
     nodes = {getattr(node.target, "__name__", ""): node for node in fusions.call_args.args[0].graph.nodes}
-    assert ("setitem" in nodes) == is_read
-    assert nodes["ada_layer_norm"].args[0].target == ("transpose" if is_read else "view")
+    assert ("setitem" in nodes) == bool(seen)
+    assert nodes["ada_layer_norm"].args[0].target == ("transpose" if seen else "view")
 
 
 @torch.no_grad()

@@ -62,7 +62,7 @@ def group_heads(editor: Editor, node: Node) -> None:
 def normalize_tokens_first(editor: Editor, node: Node) -> None:
     """Normalize heads before they are moved in front of tokens: cuDNN's results have the order of the query in memory.
 
-    Otherwise the layer after the attention would copy its input.
+    The model's copies of these results, which must be all that reads them, are views then.
     """
     x = node.args[0] if node.target in (adaln.ada_layer_norm, rmsnorm.rms_norm) else None
     if operation(x) != "transpose" or x.args[1:] != (1, 2) or value(x).dim() != 4 or dtype_of(x) != dtype_of(node):
@@ -70,9 +70,14 @@ def normalize_tokens_first(editor: Editor, node: Node) -> None:
     parts = [part for user in node.users for part in (user.users if is_part(user) else (user,))]
     readers = [reader for part in parts for reader in (part.users if operation(part) == "transpose" else (part,))]
     attentions = [part for part in readers if operation(part) == _ATTENTION]
-    is_known = all(part in attentions or part.target is rope3d.apply_rotary for part in readers)
-    is_seen = any(editor.is_written(part, value(part).transpose(1, 2)) for part in attentions)
-    if is_known and not is_seen and (node.target is rmsnorm.rms_norm or node.args[1] is None):
+    is_known = node.target is rmsnorm.rms_norm or node.args[1] is None  # the scale
+    is_known &= all(part in attentions or part.target is rope3d.apply_rotary for part in readers)
+    moved = [user for part in attentions for user in part.users]
+    copies = [user for part in moved for user in part.users]
+    is_known &= len(copies) == len(attentions)
+    is_known &= all(operation(part) == "transpose" and part.args[1:] == (1, 2) for part in moved)
+    is_known &= all(operation(part) in ("reshape", "flatten") and value(part).is_contiguous() for part in copies)
+    if is_known and not any(map(editor.is_written, copies)):
         norm = editor.insert(node, node.target, (x.args[0], *node.args[1:]), like=node)
         norm.meta["example_value"] = value(x.args[0])
         editor.replace(node, editor.insert_view(node, "transpose", norm, 1, 2))
