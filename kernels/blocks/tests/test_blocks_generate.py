@@ -82,14 +82,14 @@ WIDE = {"head_dim": 64}
 )
 def test_greedy(blocks, name, sizes, ops):
     """Tokens, and the kernels of a step."""
-    model = lively(name, **sizes)
-    counts = compare(blocks, model, {}, {"prompt": BATCH, "attention_mask": PADDED})
+    model, padded = lively(name, **sizes), {"prompt": BATCH, "attention_mask": PADDED}
+    counts = compare(blocks, model, {}, padded)
     assert not counts.eager
     assert not counts.eager_steps
     assert counts.generated == 4
-    assert counts.replays == 2 * 2 * (NEW_TOKENS - 1)
+    assert counts.replays == 2 * 2 * (NEW_TOKENS - 1) + 1  # the second prompt without padding
     with OurOps("decode", "rope3d") as calls:
-        generate(model)
+        generate(model, **padded)
     if blocks.kernel_set.DEVICE == "cpu":
         assert calls.ops == {op: number * (NEW_TOKENS - 1) for op, number in ops.items()}
 
@@ -98,21 +98,33 @@ PROMPTS = [
     {"prompt": PROMPT[:, :size], "eos_token_id": [5, 11], "repetition_penalty": 1.2, "max_new_tokens": 9 + size}
     for size in (6, 3, 4)
 ]
+CLASSES = "llama", "gemma3"
+LONG = torch.randint(3, 60, (2, 80), generator=torch.Generator().manual_seed(0))
 EMBEDDED = {"prompt": None, "inputs_embeds": torch.linspace(-1, 1, 6 * 64).view(1, 6, 64)}
 
 
 @pytest.mark.parametrize(
-    ("name", "calls"),
+    ("name", "calls", "graphs"),
     [
-        ("llama", PROMPTS),
-        *((name, [{"cache_implementation": "static"}, {"prefill_chunk_size": 4}, {}]) for name in ("llama", "gemma3")),
-        ("llama", [EMBEDDED]),
+        ("llama", PROMPTS, 2),
+        *((name, [{"cache_implementation": "static"}, {"prefill_chunk_size": 4}, {}], 2) for name in CLASSES),
+        ("llama", [EMBEDDED], 1),
+        *((name, [{"prompt": LONG[:, :size]} for size in (65, 72, 80)], 2) for name in CLASSES),
     ],
 )
-def test_one_graph_serves_calls(blocks, name, calls):
+def test_one_graph_serves_calls(blocks, name, calls, graphs):
+    """One of steps, and one of prompts of about a length."""
     counts = compare(blocks, lively(name), *calls)
     assert not counts.eager
-    assert counts.captured == 1
+    assert not counts.eager_steps
+    assert counts.captured == graphs
+
+
+def test_prompt_that_sees_later_tokens(blocks):
+    model = lively()
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+    assert compare(blocks, model, {}, {"prompt": LONG}).captured == 2  # steps of each batch
 
 
 PROCESSED = [
@@ -130,7 +142,7 @@ def test_processors(blocks):
     assert not counts.eager
     by_hand = {"the logits processor RepetitionPenaltyLogitsProcessor cannot be part of a graph": 2}
     assert counts.by_hand in (by_hand, {})  # before transformers 5.23, the penalty is also for padding
-    assert counts.captured == len(PROCESSED) + 1
+    assert counts.captured == 2 * len(PROCESSED) + 1
 
 
 def test_products_that_something_else_reads(blocks):
@@ -211,13 +223,14 @@ def test_ends_of_sequences(blocks):
     assert counts.eager == {"it is about one token": 2}
 
 
-def test_random_numbers_go_on_the_same(blocks):
+@pytest.mark.parametrize("last", [6, 10])
+def test_random_numbers_go_on_the_same(blocks, last):
     model = lively()
-    options = {**SAMPLED, "eos_token_id": generate(model, **SAMPLED)[0, 10].item()}
+    options = {**SAMPLED, "eos_token_id": generate(model, **SAMPLED)[0, last].item()}
     accelerated(blocks, model)
     following = []
     for _ in range(3):
-        assert generate(model, **options).shape[1] == 11
+        assert generate(model, **options).shape[1] == last + 1
         following.append(torch.rand(1))
     assert following[0] == following[1] == following[2]
 
@@ -237,7 +250,9 @@ def test_streamer(blocks):
         return tokens
 
     expected = [streamed(options) for options in calls]
-    accelerated(blocks, model)
+    counts, captured = accelerated(blocks, model), []
+    generate(model, streamer=SimpleNamespace(put=lambda _: captured.append(counts.captured), end=list))
+    assert captured[:3] == [0, 0, 1]  # the prompt, and the first token, which waits for no capture
     assert [streamed(options) for options in calls] == expected
 
 
@@ -422,11 +437,12 @@ def test_model_that_changes(blocks):
     model, counts_of = lively(), []
     counts = accelerated(blocks, model)
     for _ in range(2):
-        tokens = generate(model)
-        assert torch.equal(tokens, generate(copy.deepcopy(model)))
+        expected = generate(copy.deepcopy(model))
+        for _ in range(2):
+            assert torch.equal(generate(model), expected)
         counts_of.append(counts.captured)
         model.lm_head = torch.nn.Linear(64, 99, bias=False)
-    assert counts_of == [1, 2]
+    assert counts_of == [2, 4]
 
 
 def test_inference_mode_and_autocast(blocks):
@@ -437,7 +453,7 @@ def test_inference_mode_and_autocast(blocks):
         with torch.inference_mode():
             assert torch.equal(generate(model), expected)
         assert torch.equal(generate(model), expected)
-    assert counts.captured == 2
+    assert counts.captured == 4
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(generate(model), generate(copy.deepcopy(model)))
     assert counts.eager == {"autocast is on": 1}

@@ -220,6 +220,39 @@ def test_activations_in_place(blocks):
         torch.testing.assert_close(actual, model(x))
 
 
+class RotatedPart(nn.Module):
+    """Attention whose query is rotated after its first two tokens, where it is, as in CogVideoX."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self.query, self.norm, self.seen = nn.Linear(32, 32), nn.LayerNorm(8), seen
+
+    def forward(self, x, cos, sin):
+        query = self.norm(self.query(x).view(2, -1, 4, 8).transpose(1, 2))
+        first, second = query[:, :, 2:].reshape(2, 4, 4, 4, 2).unbind(-1)
+        rotated = query[:, :, 2:] * cos + torch.stack((-second, first), -1).flatten(-2) * sin
+        query[:, :, 2:] = rotated
+        out = F.scaled_dot_product_attention(query, query, query)
+        if self.seen == "result":
+            out.flatten(1)[:, :4] = 2
+        out = out.transpose(1, 2).flatten(2)
+        return out + rotated.sum() if self.seen == "rotated" else out
+
+
+@pytest.mark.parametrize("seen", ["", "rotated", "result"])
+@torch.no_grad()
+def test_rotation_in_place(blocks, fusions, seen):
+    """Nothing copies the rotated part, unless the model reads it apart, nor the result, whose layout nothing sees."""
+    model, inputs = RotatedPart(seen), (torch.randn(2, 6, 32), torch.randn(4, 8), torch.randn(4, 8))
+    expected = model(*inputs)
+    report = traced(blocks, model)
+    torch.testing.assert_close(model(*inputs), expected)
+    assert report.replaced["RotatedPart", "rotary embedding"] == 1
+    nodes = {getattr(node.target, "__name__", ""): node for node in fusions.call_args.args[0].graph.nodes}
+    assert ("setitem" in nodes) == bool(seen)
+    assert nodes["ada_layer_norm"].args[0].target == ("transpose" if seen else "view")
+
+
 @torch.no_grad()
 def test_functions_that_a_module_holds(blocks):
     model, x = Calls(lambda x: model.act(x) * x), torch.randn(2, 16)

@@ -22,7 +22,7 @@ GRADIENTS = (
 # The kernels whose number in each forward model_kernels.json has, in its order.
 COUNTED = (
     *("ada_layer_norm", "ada_rms_norm", "gate_residual", "gate_residual_ada_norm"),
-    *("rms_norm", "norm_rotary", "apply_rotary", "geglu", "swiglu"),
+    *("rms_norm", "norm_rotary", "apply_rotary", "geglu_pair", "swiglu_pair"),
 )
 KERNELS = json.loads(Path(__file__).with_name("model_kernels.json").read_text())
 

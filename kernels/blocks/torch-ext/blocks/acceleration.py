@@ -19,12 +19,7 @@ _accelerated: "weakref.WeakKeyDictionary[nn.Module, tuple[Any, Report]]" = weakr
 
 
 def accelerate(
-    model: Any,
-    check: Optional[Check] = None,
-    *,
-    graphs: bool = False,
-    scope: Optional[str] = None,
-    logits: bool = True,
+    model: Any, check: Optional[Check] = None, *, graphs: bool = False, scope: Optional[str] = None, logits: bool = True
 ) -> Report:
     """Replace operations of a model by faster kernels, in place.
 

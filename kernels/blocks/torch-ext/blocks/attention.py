@@ -11,17 +11,19 @@ import torch
 from torch.cuda import get_device_capability
 from torch.fx import Interpreter, Node
 
-from .editing import Editor, fits
-from .matching import argument, changes, is_tensor, operation, shape_of, value
+from .editing import Editor, fits, is_part
+from .kernel_set import adaln, rmsnorm, rope3d
+from .matching import argument, changes, dtype_of, is_tensor, operation, shape_of, value
 
 RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "bernoulli", "multinomial", "dropout"}
 _LONGEST = 1000  # operations that make a mask
+_ATTENTION = "scaled_dot_product_attention"
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
 def drop_causal_mask(editor: Editor, node: Node) -> None:
     """Call attention without a mask, if its mask is that of causal attention over the same tokens."""
-    if operation(node) != "scaled_dot_product_attention":
+    if operation(node) != _ATTENTION:
         return
     query, key, _, mask = (argument(node, index, name) for index, name in enumerate(_NAMES[:4]))
     tokens = shape_of(query)[-2]
@@ -41,7 +43,7 @@ def group_heads(editor: Editor, node: Node) -> None:
 
     With a mask, and in float32 or before capability 8.0 on CUDA, Torch would choose an attention that keeps all scores.
     """
-    is_attention = operation(node) == "scaled_dot_product_attention"
+    is_attention = operation(node) == _ATTENTION
     if not is_attention or argument(node, 3, "attn_mask") is not None or node.kwargs.get("enable_gqa"):
         return
     query, *copies = (argument(node, index, name) for index, name in enumerate(_NAMES[:3]))
@@ -55,6 +57,30 @@ def group_heads(editor: Editor, node: Node) -> None:
     _call_with(node, **dict(zip(_NAMES[1:], memory)), enable_gqa=True)
     for copy in copies:
         editor.erase_unused(copy)
+
+
+def normalize_tokens_first(editor: Editor, node: Node) -> None:
+    """Normalize heads before they are moved in front of tokens: cuDNN's results have the order of the query in memory.
+
+    The model's copies of these results, which must be all that reads them, are views then.
+    """
+    x = node.args[0] if node.target in (adaln.ada_layer_norm, rmsnorm.rms_norm) else None
+    if operation(x) != "transpose" or x.args[1:] != (1, 2) or value(x).dim() != 4 or dtype_of(x) != dtype_of(node):
+        return
+    parts = [part for user in node.users for part in (user.users if is_part(user) else (user,))]
+    readers = [reader for part in parts for reader in (part.users if operation(part) == "transpose" else (part,))]
+    attentions = [part for part in readers if operation(part) == _ATTENTION]
+    is_known = node.target is rmsnorm.rms_norm or node.args[1] is None  # the scale
+    is_known &= all(part in attentions or part.target is rope3d.apply_rotary for part in readers)
+    moved = [user for part in attentions for user in part.users]
+    copies = [user for part in moved for user in part.users]
+    is_known &= len(copies) == len(attentions)
+    is_known &= all(operation(part) == "transpose" and part.args[1:] == (1, 2) for part in moved)
+    is_known &= all(operation(part) in ("reshape", "flatten") and value(part).is_contiguous() for part in copies)
+    if is_known and not any(map(editor.is_written, copies)):
+        norm = editor.insert(node, node.target, (x.args[0], *node.args[1:]), like=node)
+        norm.meta["example_value"] = value(x.args[0])
+        editor.replace(node, editor.insert_view(node, "transpose", norm, 1, 2))
 
 
 def unrepeated(states: Any) -> Any:

@@ -54,7 +54,8 @@ def take_apart(args: tuple, kwargs: dict[str, Any], device: torch.device, modes:
             return value.shape, value.stride(), value.dtype, value.requires_grad
         if is_value(value):
             return cls, repr(value) if cls in _FLOATS else value  # True == 1 == 1.0, and 0.0 == -0.0
-        name = _name_of(args, kwargs, index)
+        (_, first, *path), _ = tree_flatten_with_path((args, kwargs))[0][index]
+        name = f"{getattr(first, 'key', getattr(first, 'idx', ''))}{keystr(tuple(path))}"
         # The protocol of transformers' caches: whether their tensors stay where they are.
         fixed = None if isinstance(value, type) else getattr(value, "is_compileable", None)
         if fixed:
@@ -67,11 +68,6 @@ def take_apart(args: tuple, kwargs: dict[str, Any], device: torch.device, modes:
 
     parts = tuple(describe(index, leaf) for index, leaf in enumerate(leaves))
     return Call(device, (modes, str(structure), parts), leaves, structure, caches)
-
-
-def _name_of(args: tuple, kwargs: dict[str, Any], index: int) -> str:
-    (_, first, *path), _ = tree_flatten_with_path((args, kwargs))[0][index]
-    return f"{getattr(first, 'key', getattr(first, 'idx', ''))}{keystr(tuple(path))}"
 
 
 def is_value(leaf: Any) -> bool:

@@ -37,7 +37,7 @@ class Editor:
 
     def fills(self, x: Node) -> list[Node]:
         """Return the assignments to new tensors, whose memory is not that of `x`."""
-        return [node for node in self._changing if _fills(node) and not _shares_memory(node.args[0], x)]
+        return [node for node in self._changing if _fills(node) and not shares_memory(node.args[0], x)]
 
     def insert(self, before: Node, function: Any, args: Any, kwargs: Any = None, like: Any = None) -> Node:
         """Insert a call whose result is like that of the node `like`."""
@@ -46,6 +46,7 @@ class Editor:
         new.meta = dict(before.meta if like is None else like.meta)
         if like is None:
             new.meta.pop("example_value", None)
+        self._changing += [new] if changes(new) else []
         return new
 
     def insert_view(self, before: Node, target: Any, x: Node, *args: Any, **kwargs: Any) -> Node:
@@ -98,8 +99,8 @@ class Editor:
         """Let equal views of a value be one, and equal tables of angles, so that the same tables are one value."""
         known: dict[Any, Node] = {}
         for node in list(self._graph.nodes):
-            is_true_view = is_view(node) and _shares_memory(node, node.args[0])  # `reshape` may have copied
-            is_same = is_tensor(node) and (is_true_view or _is_part(node) or self._is_constant_table(node))
+            is_true_view = is_view(node) and shares_memory(node, node.args[0])  # `reshape` may have copied
+            is_same = is_tensor(node) and (is_true_view or is_part(node) or self._is_constant_table(node))
             if is_same or operation(node) in _SPLITS:
                 key = repr((node.op, node.target, node.args, node.kwargs))
                 first = known.setdefault(key, node)
@@ -124,7 +125,7 @@ class Editor:
             part = pending.pop()
             if any(_writes_to(user, part) and (in_rows is None or not _fills(user)) for user in part.users):
                 return True
-            follows = (user for user in part.users if in_rows is not None or _shares_memory(user, part))
+            follows = (user for user in part.users if in_rows is not None or shares_memory(user, part))
             pending += (new := {*follows} - values)
             values |= new
         return False
@@ -209,7 +210,7 @@ def broadcasts(modulation: Any, x: Any) -> bool:
     return all(size == 1 for size in shape[first:-1])
 
 
-def _is_part(node: Node) -> bool:
+def is_part(node: Node) -> bool:
     """Return whether a node is a part by numbers, slices, ellipses and new dimensions: of a tensor a view."""
     if operation(node) != "getitem":
         return False
@@ -217,7 +218,7 @@ def _is_part(node: Node) -> bool:
     return all(part is None or part is Ellipsis or type(part) in (int, slice) for part in index)
 
 
-def _shares_memory(node: Node, x: Node) -> bool:
+def shares_memory(node: Node, x: Node) -> bool:
     """Return whether a value is a view of another, or one of them is no tensor."""
     memory = [value(part).untyped_storage()._cdata for part in (node, x) if is_tensor(part)]
     return len({*memory}) < 2

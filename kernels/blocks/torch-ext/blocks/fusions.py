@@ -12,18 +12,15 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from .attention import RANDOM, drop_causal_mask, group_heads
+from .attention import RANDOM, drop_causal_mask, group_heads, normalize_tokens_first
 from .editing import Editor, broadcasts, fits, is_alike
 from .kernel_set import DEVICE, adaln, geglu, loss, rmsnorm, rope3d
 from .matching import Match, Pattern, argument, dtype_of, matches, operation, shape_of, value
 from .patterns import ACTIVATED, GATED, MODULATED, NORM
-from .rotations import halves, rotate, rotate_together
+from .rotations import rotate, rotate_together
 from .training import GATES, gated_linear, join_loss, recompute_gate
 
-# Torch has no documented function for it. The schemas of ATen's ops stay compatible. On the CPU it is the exact GELU.
-_ADDMM_ACTIVATION = getattr(torch.ops.aten, "_addmm_activation", None)
-HAS_EPILOGUE = DEVICE == "cuda" and _ADDMM_ACTIVATION is not None
-
+HAS_EPILOGUE = DEVICE == "cuda"  # for a GELU: on the CPU it is the exact one
 _RESULTS = {"add", "mul", "div", "cast", "layer_norm", "rms_norm"}  # the last operations of the patterns
 _NORMS = (rmsnorm.rms_norm, adaln.ada_layer_norm, adaln.ada_rms_norm)
 
@@ -62,6 +59,7 @@ def fuse(module: GraphModule, returns_logits: bool = True) -> list[tuple[Node, s
         partial(_replace_match, patterns=GATED, kernel_of=_gated),
         _add_before_norm,
         rotate_together,
+        normalize_tokens_first,
         partial(_replace_match, patterns=ACTIVATED, kernel_of=_activated),
         recompute_gate,
         _join_gelu,
@@ -210,11 +208,7 @@ def _activated(editor: Editor, node: Node, found: Match, name: str) -> Any:
     if not is_alike(node, gate, up) or argument(activation, 1, "inplace", False) is True:
         return None
     options = {} if name == "silu" else {"approximate": argument(activation, 1, "approximate", "none")}
-    one, pair = (geglu.swiglu, geglu.swiglu_pair) if name == "silu" else (geglu.geglu, geglu.geglu_pair)
-    base, half = halves(gate, up)
-    if base is not None and fits(base, dtype_of(gate)):
-        return one, (base,), {**options, "gate": half}
-    return pair, (gate, up), options
+    return geglu.swiglu_pair if name == "silu" else geglu.geglu_pair, (gate, up), options
 
 
 def _join_gelu(editor: Editor, node: Node) -> None:
@@ -235,5 +229,6 @@ def _join_gelu(editor: Editor, node: Node) -> None:
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return `gelu(linear(x, weight, bias), approximate="tanh")`, with the GELU in the epilogue of the product."""
-    out = _ADDMM_ACTIVATION.default(bias, x.flatten(0, -2), weight.t(), use_gelu=True)
+    # Torch has no documented function for it. The schemas of ATen's ops stay compatible.
+    out = torch.ops.aten._addmm_activation.default(bias, x.flatten(0, -2), weight.t(), use_gelu=True)
     return out.view(*x.shape[:-1], out.shape[-1])

@@ -28,6 +28,7 @@ from .report import Report
 _STATES = 4  # that are kept for later calls: for sizes of batches, and for threads
 _SHARE = 1 / 8  # of the GPU's memory, which caches may hold between calls
 _ROOM = 512  # A cache begins with memory for this many new tokens at most, and doubles.
+_LONGEST = 2048  # tokens of prompts that a graph computes: for more, the GPU takes longer than the host
 
 
 class Decoder(Captures):
@@ -57,7 +58,7 @@ class Decoder(Captures):
             with self._lock, model._optimize_model_for_decode():
                 call = GenerateCall(model, own, input_ids, kwargs)
                 self._check_state(model, device)
-                refuse_if((call.key in self._refused, self._refused.get(call.key)))
+                refuse_if(((call.key, 0) in self._refused, self._refused.get((call.key, 0))))
         except Refused as refused:
             self.counts.eager[str(refused)] += 1
             return own(input_ids, synced_gpus=synced_gpus, **kwargs)
@@ -88,13 +89,14 @@ class Decoder(Captures):
         """Return a state for a call: one that is free, or a new one."""
         positions = None if call.position_ids is None else call.position_ids.shape[:-1]
         kind = call.input_ids.shape[0], call.windows, self._gpu.modes(), positions
-        state = next((state for state in reversed(self._free) if state.kind == kind), None)
-        if state is None:
-            state = State(kind, call, capacity, self._gpu.wait)
-            self._states.add(state)
-        else:
-            self._free.remove(state)
-            state.resize(call, capacity)
+        with self._lock, self._gpu.in_order(call.input_ids.device):  # the call before may have been on another stream
+            state = next((state for state in reversed(self._free) if state.kind == kind), None)
+            if state is None:
+                state = State(kind, call, capacity, self._gpu.wait)
+                self._states.add(state)
+            else:
+                self._free.remove(state)
+                state.resize(call, capacity)
         return state
 
     def _give_back(self, state: State) -> None:
@@ -113,39 +115,49 @@ class Decoder(Captures):
         self.counts.memory = sum(state.bytes for state in self._states) + (self._pool_bytes if self.counts.held else 0)
 
     def _generate(self, model: Any, forward: Callable, own: Callable, call: GenerateCall) -> Any:
-        # transformers computes the prefill and chooses the first token.
-        criteria = StoppingCriteriaList([MaxLengthCriteria(call.input_ids.shape[1] + 1)])
-        first = own(call.input_ids, call.processors, criteria, call.config, **call.kwargs)
-        tokens = first if isinstance(first, Tensor) else first.sequences
-        cached = int(call.cache.get_seq_length())
-        ahead = cached + 1 - tokens.shape[1]  # embeddings may come in place of tokens
-        most_cached = call.max_length + ahead
-        kept = {} if isinstance(first, Tensor) else {name: getattr(first, name) for name in ("scores", "logits")}
-        with self._lock, self._gpu.in_order(tokens.device):  # the call before may have been on another stream
-            state = self._take(call, bucket_of(min(most_cached, cached + _ROOM)))
+        tokens, ahead, kept = call.input_ids, 0, {}
+        state: Any = None
+        first: Any = None
+        prompt = bucket_of(tokens.shape[1] + 1)  # tokens that its graph computes
+
+        def room(length: int) -> int:
+            return bucket_of(min(length, call.max_length) + ahead)
 
         def step(length: int) -> None:
             """Compute the token after `length` tokens."""
-            position = length + ahead - 1
-            if position >= state.cache.capacity:
-                state.resize(call, bucket_of(min(2 * position, most_cached)))
+            if length + ahead > state.cache.capacity:
+                state.resize(call, room(2 * length))
             self._run_step(state, call, model, forward)
 
         try:
-            with self._gpu.in_order(tokens.device):
-                state.begin(call, tokens)
-            if not call.is_filled and type(call.cache).__name__ == "DynamicCache":
-                call.cache.layers.clear()  # its memory is free then
+            is_short = tokens.shape[0] * prompt <= _LONGEST and (call.key, prompt) not in self._refused
+            if is_short and call.has_plain_prompt(model):
+                state = self._take(call, room(tokens.shape[1] + _ROOM))
+                with self._gpu.in_order(tokens.device):
+                    state.begin(call, tokens)
+            if state is None or not self._run_step(state, call, model, forward, prompt):
+                # transformers computes the prefill and chooses the first token.
+                criteria = StoppingCriteriaList([MaxLengthCriteria(tokens.shape[1] + 1)])
+                first = own(tokens, call.processors, criteria, call.config, **call.kwargs)
+                tokens = first if isinstance(first, Tensor) else first.sequences
+                kept = {} if tokens is first else {name: getattr(first, name) for name in ("scores", "logits")}
+                ahead = int(call.cache.get_seq_length()) + 1 - tokens.shape[1]  # embeddings may come in place of tokens
+                state = state or self._take(call, room(tokens.shape[1] + _ROOM))
+                with self._gpu.in_order(tokens.device):
+                    state.begin(call, tokens)
+                if not call.is_filled and type(call.cache).__name__ == "DynamicCache":
+                    call.cache.layers.clear()  # its memory is free then
             with model._optimize_model_for_decode():  # with another implementation of experts
-                length = self._loop(call, state, step, tokens.shape[1], kept)
+                length = self._loop(call, state, step, call.input_ids.shape[1] + 1, kept)
             if call.streamer is not None:
                 call.streamer.end()
             sequences = state.ids[:, :length].clone()
             if call.is_filled:
                 state.cache.fill(call.cache, length + ahead - 1)
         finally:
-            self._give_back(state)
-        if isinstance(first, Tensor):
+            if state is not None:
+                self._give_back(state)
+        if first is None or isinstance(first, Tensor):
             return sequences
         return type(first)(**{**first, **kept, "sequences": sequences, call.cache_name: call.cache})
 
@@ -159,49 +171,67 @@ class Decoder(Captures):
         is_by_hand, is_done = call.by_hand is not None, False
         state.end(call, call.criteria(state.ids[:, :length], kept.get("scores")) if is_by_hand else None)
         waiting = deque([(length, self._gpu.send(state.news))])
+        # A capture takes seconds: the first token does not wait for it.
+        is_new = not is_by_hand and (call.key, 0) not in state.graphs and (call.key, 0) not in self._refused
         while True:
             is_last = length >= call.max_length or (call.deadline is not None and time.time() > call.deadline)
-            while waiting and not is_done and (is_last or is_by_hand or len(waiting) > 1):
+            while waiting and not is_done and (is_last or is_by_hand or is_new or len(waiting) > 1):
                 length_then, receive = waiting.popleft()
-                *tokens, goes_on = receive().tolist()
+                tokens, go_on = receive()
                 if call.streamer is not None:
-                    call.streamer.put(torch.tensor(tokens))
-                if not goes_on:
+                    call.streamer.put(tokens.clone())
+                if not go_on.any():
                     is_done, length = True, length_then
+            if not (is_done or is_last) or (is_done and is_new):
+                step(length)
             if is_done or is_last:
                 return length
-            step(length)
+            is_new = False
             if is_by_hand:
                 state.choose_by_hand(call, length, kept)
             length += 1
             waiting.append((length, self._gpu.send(state.news)))
 
-    def _run_step(self, state: State, call: GenerateCall, model: nn.Module, forward: Callable) -> None:
-        """Replay a step, which is captured if it is the first of its kind; or run it, if it cannot be captured."""
-        device = state.token.device
-        compute, finish = partial(state.compute, model, call), partial(state.finish, call)
+    def _run_step(self, state: State, call: GenerateCall, model: nn.Module, forward: Callable, prompt: int = 0) -> bool:
+        """Replay a step, which is captured if it is the first of its kind; or run it, if it cannot be captured.
+
+        The step of a prompt computes `prompt` tokens. The second one of its kind is captured, because a capture takes
+        longer than a prefill; none runs that cannot be captured. Return whether the step has run.
+        """
+        device, key = state.token.device, (call.key, prompt)
+        compute, finish = partial(state.compute, model, call, prompt), partial(state.finish, call)
         with self._lock:
-            replay, _ = state.graphs.get(call.key, (None, None))
-            if replay is None and call.key not in self._refused:
+            replay, _ = state.graphs.get(key, (None, None))
+            if replay is None and key not in self._refused:
+                is_first = prompt > 0 and key not in state.prompts
                 with self._gpu.in_order(device):
-                    compute(forward)  # for nothing: it allocates what a capture does not allow
+                    logits = compute(forward)  # it allocates what a capture does not allow
+                    is_seen = is_first and state.changes_with_padding(logits, partial(compute, forward), call)
                 try:
                     change = None if self._snapshot is None else self._snapshot.find_difference(model)
                     refuse_if((change is not None, f"its forward changes {change}"))
-                    self._count()  # states may have dropped graphs
-                    replay, _ = self._capture(forward, compute, finish, device, fuse_step)
-                    self.counts.captured += 1
-                    state.remember(call, replay)
+                    refuse_if((is_seen, "tokens of the prompt see later ones"))
+                    if is_first:
+                        state.prompts.add(key)
+                    else:
+                        self._count()  # states may have dropped graphs
+                        # The recording of a prompt would take longer than many prefills.
+                        replay, _ = self._capture(forward, compute, finish, device, None if prompt else [fuse_step])
+                        self.counts.captured += 1
+                        state.remember(key, call, replay)
                 except Refused as refused:
-                    self._refused[call.key] = str(refused)
+                    self._refused[key] = str(refused)
             with self._gpu.in_order(device):
                 if replay is not None:
-                    state.graphs.move_to_end(call.key)
+                    state.graphs.move_to_end(key)
                     replay()
                     self.counts.replays += 1
-                else:
+                elif key not in self._refused:
+                    finish(logits)
+                elif not prompt:
                     finish(compute(forward))
-                    self.counts.eager_steps[self._refused[call.key]] += 1
+                    self.counts.eager_steps[self._refused[key]] += 1
+        return not prompt or key not in self._refused
 
 
 def bucket_of(length: int) -> int:

@@ -14,8 +14,9 @@ from .calls import is_value, refuse_if
 
 _LIBRARY = GenerationMixin.__module__
 _LAYERS = DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer
-_INPUTS = {"attention_mask", "position_ids", "inputs_embeds", "use_cache", "tokenizer", "cache", "past_key_values"}
-_INPUTS.update(generation_utils.MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL)  # the prefill has read images and sounds
+_OF_TEXT = {"attention_mask", "position_ids", "use_cache", "tokenizer", "cache", "past_key_values"}
+# The prefill has read embeddings, images and sounds.
+_OF_PREFILL = {"inputs_embeds", *generation_utils.MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL}
 # The types of new tokens, from that of the last one, as transformers' loop has them.
 _TYPES = {"token_type_ids": torch.clone, "mm_token_type_ids": torch.zeros_like}
 # Processors that a graph may have. The last one may look at the same token more than once: a step gives it repetitions.
@@ -44,7 +45,7 @@ class GenerateCall:
         self.cache_name = next((name for name in ("cache", "past_key_values") if kwargs.get(name) is not None), "")
         self.cache = kwargs.get(self.cache_name)
         types = {name: of(kwargs[name][:, -1:]) for name, of in _TYPES.items() if kwargs.get(name) is not None}
-        given = {name: kwargs[name] for name in sorted(kwargs.keys() - _INPUTS - types.keys())}
+        given = {name: kwargs[name] for name in sorted(kwargs.keys() - _OF_TEXT - _OF_PREFILL - types.keys())}
         # Arguments of the forward that do not change.
         self.options = types | {name: value for name, value in given.items() if value is not None}
         self.max_length = self.criteria.max_length or 0
@@ -90,6 +91,18 @@ class GenerateCall:
         chosen = *keys, _comparable(self.eos), _comparable(self.pad), bool(config.do_sample)
         options = tuple((name, _comparable(value)) for name, value in self.options.items())
         self.key = options, None if self.by_hand else chosen  # equal for calls that one graph can serve
+
+    def has_plain_prompt(self, model: Any) -> bool:
+        """Return whether a graph may compute the prompt, and more tokens after it: tokens at the first positions."""
+        others = [self.config.prefill_chunk_size, *(self.kwargs.get(name) for name in _OF_PREFILL)]
+        is_other = self.is_filled or self.by_hand or any(other is not None for other in others)
+        # transformers decodes with another implementation of experts.
+        has_experts = "grouped_mm" in model.get_experts_implementation().values()
+        if is_other or has_experts or self.options.keys() != {"logits_to_keep"} or int(self.cache.get_seq_length()):
+            return False
+        mask, positions = self.kwargs.get("attention_mask"), self.position_ids
+        order = torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
+        return (mask is None or bool(mask.all())) and (positions is None or bool((positions == order).all()))
 
     def _windows(self, config: Any) -> tuple[Optional[int], ...]:
         """Return the sliding window of each layer. Raise `Refused` if a layer keeps something else, or has no room."""

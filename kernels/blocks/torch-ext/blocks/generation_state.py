@@ -6,24 +6,22 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from .generation_call import GenerateCall
 
-_REPLAYABLE = 8  # graphs of one state, by the processors of their calls
+_REPLAYABLE = 24  # graphs of one state, by the processors of their calls and the sizes of prompts
 _KINDS = {False: "full_attention", True: "sliding_attention"}  # transformers' names, by whether there is a window
 
 
-class FixedLayer(CacheLayerMixin):
+class FixedLayer(DynamicLayer):
     """Keys and values of one layer, [batch, heads, capacity, elements], by position. Masks leave out old tokens."""
 
+    @torch.inference_mode(False)  # else the memory could not be written outside of inference mode
     def __init__(self, like: Any, capacity: int, position: Tensor) -> None:
         super().__init__()
         self.keys, self.values = (x.new_zeros((*x.shape[:2], capacity, x.shape[3])) for x in (like.keys, like.values))
         self.is_initialized, self._position = True, position
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        raise NotImplementedError("the cache has its memory before the first step")
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         for memory, states in ((self.keys, key_states), (self.values, value_states)):
@@ -36,31 +34,31 @@ class FixedLayer(CacheLayerMixin):
     def get_seq_length(self) -> Any:
         return self._position[0]
 
-    def get_max_length(self) -> int:
-        return -1
-
 
 class FixedCache(Cache):
-    """Keys and values of all layers. One graph serves every position, which is a tensor."""
+    """Keys and values of all layers, which it has from the prompt on. One graph serves every position, a tensor."""
 
     layers: Any
 
-    def __init__(self, windows: Sequence[Optional[int]], like: Cache, capacity: int) -> None:
+    def __init__(self, windows: Sequence[Optional[int]], batch: int, capacity: int, position: Tensor) -> None:
         self.capacity = capacity
-        # [1], of the token that the next step computes.
-        self.position = torch.zeros(1, dtype=torch.long, device=like.layers[0].keys.device)
+        self.position = position  # [1], of the token that the next step computes
         # [batch, 1, 1, capacity], whether a token is there, and is no padding.
-        self.mask = self.position.new_zeros((like.layers[0].keys.shape[0], 1, 1, capacity), dtype=torch.bool)
-        self._positions = torch.arange(capacity, device=self.position.device)
+        self.mask = position.new_zeros((batch, 1, 1, capacity), dtype=torch.bool)
+        self.positions = torch.arange(capacity, device=position.device)
         self._windows = {_KINDS[window is not None]: window for window in windows}
-        super().__init__(layers=[FixedLayer(layer, capacity, self.position) for layer in like.layers])
+        super().__init__(layers=[])
 
-    def take(self, cache: Cache, attention_mask: Optional[Tensor]) -> None:
-        """Copy the content of a cache with the same layers. The mask, [batch, tokens], is zero for padding."""
-        length = int(cache.get_seq_length())
+    def begin(self, length: int, attention_mask: Optional[Tensor] = None) -> None:
+        """Set the position to `length`. The mask of the tokens before, [batch, tokens], is zero for padding."""
         self.position.fill_(length)
         is_read = True if attention_mask is None else attention_mask[:, None, None, :length] != 0
         self.mask.zero_()[..., :length] = is_read
+
+    def take(self, cache: Cache) -> None:
+        """Copy the keys and values of a cache of transformers with the same layers."""
+        length = int(cache.get_seq_length())
+        self.layers = self.layers or [FixedLayer(layer, self.capacity, self.position) for layer in cache.layers]
         for own, given in zip(self.layers, cache.layers):
             kept = min(length, given.keys.shape[2])  # of a sliding window
             for memory, states in ((own.keys, given.keys), (own.values, given.values)):
@@ -71,7 +69,7 @@ class FixedCache(Cache):
         """Return the masks of the token at the position, by type of layer."""
         self.mask.index_fill_(3, self.position, True)
         return {
-            name: self.mask if window is None else self.mask & (self._positions > self.position - window)
+            name: self.mask if window is None else self.mask & (self.positions > self.position - window)
             for name, window in self._windows.items()
         }
 
@@ -88,19 +86,23 @@ class State:
     `kind` is the number of sequences, and the other properties that its calls share.
     """
 
-    @torch.inference_mode(False)  # else the memory could not be written outside of inference mode
+    @torch.inference_mode(False)
     def __init__(self, kind: tuple, call: GenerateCall, capacity: int, wait: Callable[[], None]) -> None:
         """Allocate memory for `capacity` tokens. `wait` returns when the GPU has finished all graphs."""
         self.kind, self._wait = kind, wait
-        self.cache = FixedCache(call.windows, call.cache, capacity)
+        last = None if call.position_ids is None else call.position_ids[..., -1:]
+        # The position in the cache, the number of tokens, and position ids: each step adds one to all.
+        self._counters = call.input_ids.new_zeros(2 + (0 if last is None else last.numel()), dtype=torch.long)
+        self.length = self._counters[1:2]
+        self.position_ids = None if last is None else self._counters[2:].view(last.shape)
+        self.cache = FixedCache(call.windows, kind[0], capacity, self._counters[:1])
         # Replays by the key of a call, and owners of inputs.
         self.graphs: OrderedDict[Any, tuple[Callable[[], None], Any]] = OrderedDict()
         self.logits: Optional[Tensor] = None  # [batch, vocabulary] in float32, if tokens are chosen outside of a step
-        self.position_ids = None if call.position_ids is None else call.position_ids[..., -1:].clone()
-        self.length = torch.zeros_like(self.cache.position)  # [1]
+        self.prompts: set[Any] = set()  # that were computed without a graph, by its key
         self.ids = self.length.new_zeros(kind[0], capacity + 1)  # tokens: those after `length` repeat one
-        self.token = self.length.new_zeros(kind[0], 1)  # the last one
-        self.news = self.length.new_zeros(kind[0] + 1)  # the new tokens, and whether any sequence continues
+        self.news = self.length.new_zeros(2, kind[0])  # the new tokens, and whether their sequences continue
+        self.token = self.news[0, :, None]  # the last one, [batch, 1]
         self.unfinished = self.length.new_ones(kind[0], dtype=torch.bool)
 
     @property
@@ -110,15 +112,20 @@ class State:
 
     @torch.inference_mode(False)
     def begin(self, call: GenerateCall, tokens: Tensor) -> None:
-        """Prepare for steps after the prefill, which is in the call's cache. `tokens` end with the first new one."""
-        self.cache.take(call.cache, call.kwargs.get("attention_mask"))
+        """Prepare for steps after `tokens`: the call's, or these and a new one, before which the call's cache ends."""
+        is_prompt = tokens is call.input_ids
+        if is_prompt:
+            self.cache.begin(tokens.shape[1] - 1)
+        else:
+            self.cache.begin(int(call.cache.get_seq_length()), call.kwargs.get("attention_mask"))
+            self.cache.take(call.cache)
         self.ids.copy_(tokens[:, -1:].expand_as(self.ids))
         self.ids[:, : tokens.shape[1]] = tokens
         self.length.fill_(tokens.shape[1])
         self.token.copy_(tokens[:, -1:])
         self.unfinished.fill_(True)
         if self.position_ids is not None:
-            self.position_ids.copy_(call.position_ids[..., -1:] + 1)
+            self.position_ids.copy_(call.position_ids[..., -1:] + (not is_prompt))
 
     @torch.inference_mode(False)
     def resize(self, call: GenerateCall, capacity: int) -> None:
@@ -127,45 +134,60 @@ class State:
             return
         self._wait()
         self.graphs.clear()
-        before, self.cache = self.cache, FixedCache(call.windows, self.cache, capacity)
-        self.cache.take(before, before.mask[:, 0, 0])
+        before = self.cache
+        self.cache = FixedCache(call.windows, self.kind[0], capacity, before.position)
+        self.cache.mask[..., : before.capacity] = before.mask
+        self.cache.take(before)
         more = self.ids[:, -1:].expand(-1, capacity + 1 - self.ids.shape[1])  # the first new token, or a later one
         self.ids = torch.cat((self.ids, more), 1)
 
-    def remember(self, call: GenerateCall, replay: Callable[[], None]) -> None:
-        self.graphs[call.key] = replay, (call.processors, call.eos, call.pad, call.options)
+    def remember(self, key: Any, call: GenerateCall, replay: Callable[[], None]) -> None:
+        self.graphs[key] = replay, (call.processors, call.eos, call.pad, call.options)
         if len(self.graphs) > _REPLAYABLE:
             self._wait()
             self.graphs.popitem(last=False)
 
-    def compute(self, model: Any, call: GenerateCall, forward: Callable[..., Any]) -> Tensor:
+    def compute(self, model: Any, call: GenerateCall, prompt: int, forward: Callable[..., Any]) -> Tensor:
         """Return the logits, [batch, vocabulary], of the token after the present one, which is cached.
 
         This and `finish` are all of one step, on the device, and captured by a graph. This alone may be repeated.
+
+        The first step may compute a prompt, whose last token is the present one: `prompt` tokens, of which masks leave
+        out those after it until new ones take their place.
         """
         masks = self.cache.begin_step()
-        if model.config.get_text_config(decoder=True)._attn_implementation == "eager":  # it adds masks to products
-            dtype = self.cache.layers[0].keys.dtype
-            masks = {
-                name: torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
-                for name, mask in masks.items()
-            }
-        positions = {} if self.position_ids is None else {"position_ids": self.position_ids}
-        inputs = model.prepare_inputs_for_generation(
-            self.token,
-            attention_mask=masks if call.takes_masks_by_type else next(iter(masks.values())),
-            use_cache=True,
-            **{call.cache_name: self.cache},
-            **positions,
-            **call.options,
-        )
-        return forward(**inputs, return_dict=True).logits[:, -1]
+        ids, cache, positions, options = self.token, self.cache, self.position_ids, {**call.options}
+        if prompt:
+            ids, cache, options["logits_to_keep"] = self.ids[:, :prompt], DynamicCache(), self.length - 1
+            positions = (
+                positions if positions is None else self.cache.positions[:prompt].expand(*positions.shape[:-1], -1)
+            )
+        else:
+            if model.config.get_text_config(decoder=True)._attn_implementation == "eager":  # it adds masks to products
+                dtype = self.cache.layers[0].keys.dtype
+                masks = {
+                    name: torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
+                    for name, mask in masks.items()
+                }
+            options["attention_mask"] = masks if call.takes_masks_by_type else next(iter(masks.values()))
+        if positions is not None:
+            options["position_ids"] = positions
+        inputs = model.prepare_inputs_for_generation(ids, use_cache=True, **options, **{call.cache_name: cache})
+        logits = forward(**inputs, return_dict=True).logits[:, -1]
+        if prompt:
+            self.cache.take(cache)
+        return logits
+
+    def changes_with_padding(self, logits: Tensor, compute: Callable[[], Tensor], call: GenerateCall) -> bool:
+        """Return whether the logits of a prompt depend on the tokens after it."""
+        padding = self.ids[:, call.input_ids.shape[1] :]
+        padding.copy_((self.token == 0).expand_as(padding))
+        is_same = torch.equal(compute(), logits)
+        padding.copy_(self.token.expand_as(padding))
+        return not is_same
 
     def finish(self, call: GenerateCall, logits: Tensor) -> None:
         """Choose a token by its logits, and find out which sequences end; or keep the logits."""
-        self.cache.position.add_(1)
-        if self.position_ids is not None:
-            self.position_ids.add_(1)
         if call.by_hand is None:
             self._put(self._choose(logits, call, self.ids, {}), call)
             self.end(call)
@@ -196,29 +218,30 @@ class State:
         return _best(scores)
 
     def _put(self, chosen: Tensor, call: GenerateCall) -> None:
-        if call.pad is not None:
-            chosen = torch.where(self.unfinished, chosen, call.pad)
-        self.token.copy_(chosen[:, None])
+        if call.pad is None:
+            self.token.copy_(chosen[:, None])
+        else:
+            torch.where(self.unfinished, chosen, call.pad, out=self.news[0])
         self.ids.index_copy_(1, self.length, self.token)
-        self.length.add_(1)
+        self._counters.add_(1)
 
     def end(self, call: GenerateCall, is_done: Optional[Tensor] = None) -> None:
         """End sequences whose token is an end, or those given, and write the news."""
-        if is_done is None and call.eos is not None:
-            # Not `torch.isin`, which waits for the GPU if there are many ids.
-            is_done = (self.token == call.eos).any(-1)
         if is_done is not None:
             self.unfinished.logical_and_(~is_done)
-        self.news[:-1].copy_(self.token[:, 0])
-        self.news[-1:].copy_(self.unfinished.any())
+        elif call.eos is not None:
+            # Not `torch.isin`, which waits for the GPU if there are many ids.
+            self.unfinished.logical_and_((self.token != call.eos).all(-1))
+        self.news[1].copy_(self.unfinished)
 
 
 def _best(scores: Tensor) -> Tensor:
     """Return the index of the best score of each row, the first of those that are equal.
 
-    Torch's kernel reads a row with one block, which takes 26 us for 128,256 scores (H100). Several rows are faster.
+    Torch's kernel reads a row with one block, which takes 26 us for 128,256 scores (H100). Many short rows are faster.
     """
-    parts = next((parts for parts in (64, 48, 32, 16) if scores.shape[1] % parts == 0), 1)
+    size = scores.shape[1]
+    parts = next((parts for parts in range(256, size // 16) if size % parts == 0), 1)
     best, index = scores.view(scores.shape[0], parts, -1).max(-1)
     part = best.argmax(-1, keepdim=True)
-    return (part * (scores.shape[1] // parts) + index.gather(1, part))[:, 0]
+    return index.gather(1, part).add_(part, alpha=size // parts)[:, 0]

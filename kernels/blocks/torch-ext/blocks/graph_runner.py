@@ -76,21 +76,24 @@ class Captures:
         return None if difference is None else f"the model has changed: {difference}"
 
     def _capture(
-        self, forward: Callable, call: Callable, finish: Callable, device: torch.device, *passes: Callable
+        self, forward: Callable, call: Callable, finish: Callable, device: torch.device, passes: Any = ()
     ) -> tuple[Callable[[], None], Any]:
         """Capture `finish(call(forward))`, with kernels, and by `passes` others, in place of the forward's operations.
 
-        Return a function that repeats it, and the result. Raise `Refused` if it cannot be captured.
+        If `passes` is None, capture these. Return a function that repeats it, and the result. Raise `Refused` if it
+        cannot be captured.
         """
         if not self.counts.held:  # the memory of a pool without graphs is gone
             self._pool, self._pool_bytes = self._gpu.new_pool(), 0
-        recording = Recording(self._cls)
-        call(lambda *args, **kwargs: recording.record(forward, args, kwargs))
-        refuse_if((recording.writes_inputs, "it cannot be captured: it writes into its arguments"))
-        self._report.add(recording.module.graph, fuse(recording.module), self._cls)
-        for replace in passes:
-            replace(recording.module)
-        replay, result, used = self._gpu.capture(lambda: finish(call(recording.run)), self._pool, device)
+        if passes is not None:
+            recording = Recording(self._cls)
+            call(lambda *args, **kwargs: recording.record(forward, args, kwargs))
+            refuse_if((recording.writes_inputs, "it cannot be captured: it writes into its arguments"))
+            self._report.add(recording.module.graph, fuse(recording.module), self._cls)
+            for replace in passes:
+                replace(recording.module)
+        run = forward if passes is None else recording.run
+        replay, result, used = self._gpu.capture(lambda: finish(call(run)), self._pool, device)
         self._pool_bytes += used
         return replay, result
 

@@ -226,9 +226,9 @@ class _Dispatched(TorchDispatchMode):
             self._writer.obstacle = f"it changes the shape of a tensor in place ({function})"
         if self._writer.obstacle is not None:
             raise Refused(self._writer.obstacle)
-        given = dict(zip((argument.name for argument in function._schema.arguments), args)) | (kwargs or {})
-        for argument in function._schema.arguments:
+        for argument in function._schema.arguments if function._schema.is_mutable else ():
             if argument.alias_info is not None and argument.alias_info.is_write:
+                given = dict(zip((argument.name for argument in function._schema.arguments), args)) | (kwargs or {})
                 tensors = (leaf for leaf in tree_leaves(given.get(argument.name)) if isinstance(leaf, Tensor))
                 self._writer.written.update(tensor.untyped_storage()._cdata for tensor in tensors)
         return function(*args, **(kwargs or {}))

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from .editing import Editor, fits, is_view, origin
+from .editing import Editor, fits, is_part, is_view, origin, shares_memory
 from .kernel_set import rmsnorm, rope3d
 from .matching import dtype_of, is_tensor, operation, shape_of, unwidened, value
 
@@ -25,6 +25,7 @@ _PARTS = {"getitem", "unbind", "chunk", "split", "cast", "contiguous", "clone", 
 _FOLLOWED = _PARTS - {"cast"} | {"cat", "stack", "add", "sub", "neg", "view_as_real"}
 _JOINTS = {"add", "sub", "cat", "stack", "view_as_real"}
 _STEPS = 16  # from the result of a rotation to its products
+_MOST = 100  # nodes of a rotation, some of them twice
 _numbers = torch.Generator("cpu").manual_seed(0)
 
 
@@ -44,6 +45,8 @@ class _Rows:
     def run(self, node: Any) -> Any:
         """Return the row of a node, or its rows. Raise `_Unknown` if there is none."""
         self.nodes += [node] if isinstance(node, Node) else []
+        if len(self.nodes) > _MOST:  # sums may go back to the first layer
+            raise _Unknown
         node = unwidened(node)
         if node is self._x:
             return self.row.view(*[1] * self._leading, -1)
@@ -92,22 +95,6 @@ _PAIRS = [(Ellipsis, slice(0, None, 2)), (Ellipsis, slice(1, None, 2))]
 def _random(*sizes: int, is_complex: bool = False) -> Tensor:
     dtype = torch.complex128 if is_complex else torch.float64
     return torch.rand(sizes, generator=_numbers, dtype=dtype, device="cpu")
-
-
-def halves(gate: Node, up: Node) -> tuple[Optional[Node], str]:
-    """Return the value whose halves are `gate` and `up`, if there is one, and which half is the gate."""
-    *leading, count = shape_of(gate)
-    base = _whole(gate, (*leading, 2 * count))
-    if base is None or not isinstance(count, int):
-        return None, ""
-    rows = _Rows(base)
-    first, second = rows.row.chunk(2)
-    with contextlib.suppress(_Unknown):
-        given = [rows.run(part).flatten() for part in (gate, up)]
-        for half, parts in (("first", (first, second)), ("second", (second, first))):
-            if all(map(torch.equal, given, parts)):
-                return base, half
-    return None, ""
 
 
 @dataclass
@@ -209,7 +196,11 @@ def rotate(editor: Editor, node: Node) -> None:
     width, table = rotation.width or shape_of(x)[-1], shape_of(rotation.cos)
     has_entries = table[-1:] in ((width,), (width // 2,)) and shape_of(rotation.sin) == table
     layout = _layout(shape_of(x), table) if has_entries else None
-    stores = assignments_to(node)
+    # Without gradients, a part of a tensor is rotated where it is, if the model writes it there, as in CogVideoX.
+    back = [user for user in node.users if operation(user) == "setitem" and user.args == (*x.args, node)]
+    is_apart = not any(shares_memory(table, x) for table in (rotation.cos, rotation.sin))
+    is_back = is_part(x) and len(back) == len(node.users) == 1 and is_apart and not torch.is_grad_enabled()
+    stores = back if is_back else assignments_to(node)
     place = stores[-1] if stores else node
     may_join = editor.may_join(rotation.nodes, place, stores)
     is_used_later = all(user > place for user in node.users if user not in stores)
@@ -227,7 +218,8 @@ def rotate(editor: Editor, node: Node) -> None:
         heads = editor.insert_view(place, "unsqueeze", x, 2)
     else:
         heads = _tokens_first(editor, place, x) if is_heads_first else x
-    options = {"pairs": rotation.pairs} | ({} if rotation.width is None else {"rotary_dim": rotation.width})
+    options = {"pairs": rotation.pairs, "rotary_dim": rotation.width, "inplace": is_back}
+    options = {name: option for name, option in options.items() if option}
     call = editor.insert(place, rope3d.apply_rotary, (heads, None, *tables), options)
     new = editor.insert_part(place, call, 0, like=heads)
     if value(x).dim() == 3:
@@ -238,6 +230,7 @@ def rotate(editor: Editor, node: Node) -> None:
     for store in reversed(stores):
         editor.erase(store)
     editor.replace(node, new)
+    editor.erase_unused(new)
 
 
 def _table(editor: Editor, place: Node, table: Node, part: Any, dim: Optional[int]) -> Node:
@@ -288,7 +281,7 @@ def rotate_together(editor: Editor, node: Node) -> None:
     """Rotate q and k in one call, together with their norms."""
     if node in editor.unrotated and _products_in(node):  # else kernels have rotated its parts
         editor.misses.append((node, editor.unrotated[node]))
-    if node.target is not rope3d.apply_rotary or node.args[1] is not None:
+    if node.target is not rope3d.apply_rotary or node.args[1] is not None or "inplace" in node.kwargs:
         return
     other = _earlier(node)
     views = _views_after(other, node) if other is not None else None

@@ -13,7 +13,7 @@ from .editing import Editor, fits
 from .kernel_set import geglu, loss
 from .matching import argument, call, dtype_of, matches, named, operation, shape_of, value
 
-GATES = (geglu.geglu, geglu.geglu_pair, geglu.swiglu, geglu.swiglu_pair)
+GATES = (geglu.geglu_pair, geglu.swiglu_pair)
 _cap = named("cap", number=True)
 _CAPPED = call("tanh", named("x") / _cap) * _cap
 _ROWS = {"view", "reshape", "flatten", "contiguous"}
