@@ -61,7 +61,7 @@ class Reference:
         decides_dtypes: Whether it does.
         has_rule: Whether the task has a rule of its own for right results.
         has_exact: Whether the model can be computed in float64, and draws no random numbers.
-        statistics: Names of the buffers that a call changes, of batch normalizations.
+        statistics: Names of the buffers that calls change, of batch normalizations.
         may_change: Whether a candidate may change inputs, as the reference does with a buffer for its result.
         seconds, drawing_seconds: The time of one eager call here, and of drawing its inputs, the least so far.
         operations: Operations of a call in matrix products, convolutions and attention, as
@@ -182,7 +182,7 @@ class Reference:
         backward, self._backward = self._backward, False
         given, other = self.arguments(self.seed), self.arguments(self.seed + 1)
         tensors = [tensor.clone() for tensor in given.tensors]
-        before, state = _bits(given.tensors), _bits(self._state().values())
+        before = _bits(given.tensors)
         is_same = repr(given.skeleton) == repr(other.skeleton) and all(map(torch.equal, before, _bits(other.tensors)))
         if self._is_drawn and is_same and given.skeleton:
             self._refuse("get_inputs returns the same values twice", "draw them without a seed of their own")
@@ -203,12 +203,14 @@ class Reference:
         returned = {(output.data_ptr(), output.nbytes) for output in outputs}
         if not self._problem.may_overwrite and any((t.data_ptr(), t.nbytes) not in returned for t in written):
             self._refuse("the reference writes to an input that it does not return", "return that input")
-        named = self._state()
-        after = zip(named, _bits(named.values()), state, strict=True)
-        changed = {name for name, *now in after if not torch.equal(*now)}
+        # What the first call keeps, such as a mask, later ones may read; what each changes is part of its result.
+        state = self._state()
+        self._evaluate(self._model, other, torch.clone)
+        now = self._state()
+        changed = {name for name in now.keys() | state if not _equal(now.get(name), state.get(name))}
         self.statistics = {name for name in changed if name.endswith(_STATISTICS)}
         if other_state := changed - self.statistics:
-            self._refuse(f"a call of the reference changes its {min(other_state)}", "take and return it as a tensor")
+            self._refuse(f"each call of the reference changes its {min(other_state)}", "take and return it as a tensor")
         self._backward, self._forward = backward, len(outputs)
         self.results = [(tuple(output.shape), output.dtype) for output in outputs]
         given = self.arguments(self.seed)
@@ -235,7 +237,12 @@ class Reference:
         raise ConfigError(text, where=self._path, hint=f"{hint}: the judge compares the results of each call only")
 
     def _state(self) -> dict[str, torch.Tensor]:
-        return {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+        """Return copies of the bytes of parameters, buffers, and tensors, numbers and texts in other attributes."""
+        named = [*self._model.named_parameters(), *self._model.named_buffers()]
+        for place, module in self._model.named_modules():
+            own = vars(module).keys() - vars(torch.nn.Module()).keys()
+            named += (leaf for name in own for leaf in _leaves(f"{place}.{name}".strip("."), vars(module)[name]))
+        return dict(zip(dict(named), _bits(dict(named).values()), strict=True))
 
     def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(getattr(torch, self.dtype)) if self.dtype and tensor.is_floating_point() else tensor
@@ -293,6 +300,24 @@ def _bytes(results: Results) -> int:
 def _bits(tensors: Iterable[torch.Tensor]) -> Tensors:
     """Return the bytes of tensors, in which NaN are equal."""
     return [tensor.flatten().contiguous().view(torch.uint8).clone() for tensor in tensors]
+
+
+def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    return one is not None and other is not None and torch.equal(one, other)
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors in a value, and its numbers and texts as tensors, with their names."""
+    if isinstance(value, torch.Tensor):
+        yield name, value.detach()
+    elif isinstance(value, Mapping):
+        for key, inside in value.items():
+            yield from _leaves(f"{name}.{key}", inside)
+    elif isinstance(value, (list, tuple)):
+        for number, inside in enumerate(value):
+            yield from _leaves(f"{name}.{number}", inside)
+    elif value is None or isinstance(value, (bool, int, float, str)):
+        yield name, torch.tensor(list(repr(value).encode()), dtype=torch.uint8)
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
