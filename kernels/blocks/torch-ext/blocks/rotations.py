@@ -297,13 +297,20 @@ def rotate_together(editor: Editor, node: Node) -> None:
 
 def _earlier(node: Node) -> Optional[Node]:
     """Return the last rotation of another value by the same tables before a rotation, if there is one."""
-    x, *options = node.args
-    for other in sorted((user for user in node.args[2].users if user < node), reverse=True):
-        if other.target is node.target and [*other.args[1:]] == options and other.kwargs == node.kwargs:
+    x, _, *tables = node.args
+    views = {tables[0], *(view for origin in tables[0].all_input_nodes for view in origin.users)}
+    for other in sorted({user for view in views for user in view.users if user < node}, reverse=True):
+        is_rotation = other.target is node.target and other.args[1] is None and other.kwargs == node.kwargs
+        if is_rotation and all(map(_is_same_view, other.args[2:], tables)):
             sizes, others = shape_of(x), shape_of(other.args[0])
             if sizes[:2] == others[:2] and sizes[3] == others[3] and dtype_of(x) == dtype_of(other.args[0]):
                 return other
     return None
+
+
+def _is_same_view(table: Node, other: Node) -> bool:
+    views = [(value(x).shape, value(x).stride(), value(x).storage_offset()) for x in (table, other)]
+    return table is other or (shares_memory(table, other) and views[0] == views[1])
 
 
 def _views_after(first: Node, place: Node) -> Optional[list[Node]]:
