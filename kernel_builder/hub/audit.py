@@ -20,11 +20,11 @@ from kernel_builder.checks.symbols import library_of
 from kernel_builder.demangle import demangle
 from kernel_builder.hub import card
 from kernel_builder.hub.content import RemoteFile
-from kernel_builder.hub.limits import within_limits
 from kernel_builder.hub.packages import HubPackage
 from kernel_builder.hub.partial_download import SMALL, download
 from kernel_builder.hub.remote_repository import RemoteRepository, package_files
 from kernel_builder.hub.verification import find_revision, signature_here
+from kernel_builder.limits import within_limits
 from kernel_format.errors import CheckError, PackageError, VariantError
 from kernel_format.files import file_digest, temporary_directory
 from kernel_format.metadata import PackageMetadata
