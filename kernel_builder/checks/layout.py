@@ -31,7 +31,7 @@ def check_layout(package: CheckedPackage) -> Iterator[Finding]:
     yield from _files(package)
     yield from _required(package)
     if package.metadata is None:
-        yield _finding("metadata.json", "is missing, is not a JSON object, or has invalid `kernel-depends`", _REBUILD)
+        yield _finding("metadata.json", "is missing, above 1 MB or no JSON object, or has invalid `kernel-depends`")
     else:
         yield from _metadata(package, package.metadata)
 

@@ -20,11 +20,11 @@ from kernel_builder.checks.symbols import library_of
 from kernel_builder.demangle import demangle
 from kernel_builder.hub import card
 from kernel_builder.hub.content import RemoteFile
-from kernel_builder.hub.limits import within_limits
 from kernel_builder.hub.packages import HubPackage
-from kernel_builder.hub.partial_download import SMALL, download
-from kernel_builder.hub.remote_repository import RemoteRepository, package_files
+from kernel_builder.hub.partial_download import SMALL, download, package_files
+from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_builder.hub.verification import find_revision, signature_here
+from kernel_builder.limits import within_limits
 from kernel_format.errors import CheckError, PackageError, VariantError
 from kernel_format.files import file_digest, temporary_directory
 from kernel_format.metadata import PackageMetadata
@@ -210,6 +210,9 @@ def _audited(
             code += parts
             kernels.update(_kernels(path, parts) if parts else ())
     undefined = [symbol for binary in binaries for symbol in binary.undefined if symbol.version or not symbol.weak]
+    device_code = {arch.removesuffix("+PTX"): {"sass": 0, "ptx": 0} for arch in architectures(code)}
+    for part in code:
+        device_code[part.arch]["ptx" if part.is_ptx else "sass"] += part.size
     digest = () if opened.files is None else _listed_digest(package, opened.files)
     return AuditedVariant(
         variant=package.variant,
@@ -217,7 +220,7 @@ def _audited(
         requires={**card.requirements(package.variant), **_oldest_runtimes(binaries)},
         changes=fit.changes(parse(package.variant), package.metadata, environment),
         archs=package.metadata.archs,
-        device_code=_by_architecture(code),
+        device_code=device_code,
         kernels=kernels,
         libraries=tuple(sorted({library for binary in binaries for library in binary.needed})),
         symbols=dict(Counter(library_of(report.package, symbol) for symbol in undefined)),
@@ -241,13 +244,6 @@ def _oldest_runtimes(binaries: Sequence[elf.SharedObject]) -> dict[str, str]:
         **({"Python": f"{max(python)} and later"} if python else {}),
         **{library: ".".join(map(str, number)) for library, number in sorted(oldest.items())},
     }
-
-
-def _by_architecture(parts: Sequence[DeviceCode]) -> dict[str, dict[str, int]]:
-    rows = {arch.removesuffix("+PTX"): {"sass": 0, "ptx": 0} for arch in architectures(parts)}
-    for part in parts:
-        rows[part.arch]["ptx" if part.is_ptx else "sass"] += part.size
-    return rows
 
 
 def _kernels(binary: Path, parts: Sequence[DeviceCode]) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -13,8 +13,8 @@ from kernel_builder.checks.findings import CheckReport, summary_lines
 from kernel_builder.config import known_backends
 from kernel_builder.config.project import Backend, Project
 from kernel_builder.hub import package_api
-from kernel_builder.hub.limits import within_limits
 from kernel_builder.hub.project_sources import refuse_private_key
+from kernel_builder.limits import within_limits
 from kernel_builder.progress import Progress
 from kernel_builder.steps import recorded_sources
 from kernel_format.errors import CheckError, PackageError

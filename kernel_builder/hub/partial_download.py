@@ -15,20 +15,49 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
-from kernel_builder import backends, elf
+from kernel_builder import backends, elf, toml_file
 from kernel_builder.hub.content import RemoteFile
 from kernel_builder.hub.remote_repository import RemoteRepository
-from kernel_format.errors import VerificationError
+from kernel_format.errors import HubError, VerificationError
+from kernel_format.metadata import TEXT_BYTES
+from kernel_format.untrusted_paths import UnsafePath, checked_text
 
+_REDIRECT = "kernel-status.toml"  # in a revision: redirects the client to another repository
 BINARY = re.compile(r"\.so(\.\d+)*$")
 _BLOCK = 2 << 10  # bytes; a header of device code is smaller
 _GAP = 16 << 10  # bytes between two sections that are downloaded together
 SMALL = 256 << 10  # bytes of a file that is downloaded whole
 _LARGE = 1 << 20  # bytes of a section of constants that is left out, and the most of a file that is read as text
+_LARGEST_PART = 512 << 20  # bytes of a file that are read at once: for ROCm, all device code
 _SECTIONS = re.compile(r"\.(dynamic|dynsym|dynstr|gnu\.version(_r|_d)?|comment|shstrtab|rodata.*)")
 _HEADER = struct.Struct("<40xQ10xHHH")  # Elf64_Ehdr: offset, size, number of section headers, index of their names
 _NAMES = struct.Struct("<24xQQ24x")  # Elf64_Shdr: ..., offset, size, ...
 _AT_ONCE = 8
+
+
+def package_files(repository: RemoteRepository, commit: str) -> dict[str, RemoteFile]:
+    """Return the files in `build/`, or raise an error if the revision redirects clients to another repository."""
+    files = repository.files(commit)
+    status = files.get(_REDIRECT)
+    if status is None:
+        return {path: remote for path, remote in files.items() if path.startswith("build/")}
+    where = repository.at(commit)
+    _check_size(f"{where}: {_REDIRECT}", status.size, TEXT_BYTES)
+    data = repository.read_range(commit, _REDIRECT, 0, status.size)
+    content = toml_file.parse(toml_file.decode(data, f"{where}: {_REDIRECT}"), f"{where}: {_REDIRECT}")
+    try:
+        destination, revision = checked_text(content.get("destination")), checked_text(content.get("revision", "main"))
+    except UnsafePath as error:
+        raise VerificationError(f"{_REDIRECT} has no valid `destination`: {error}", where=where) from error
+    raise HubError(
+        f"the repository redirects clients to {destination}", where=where, hint=f"use {destination}@{revision}"
+    )
+
+
+def _check_size(where: str, size: int, most: int) -> None:
+    """Refuse to read more bytes of a Hub into memory."""
+    if size > most:
+        raise VerificationError(f"{size} bytes are too many to read; expected at most {most}", where=where)
 
 
 class PartialFile:
@@ -47,6 +76,7 @@ class PartialFile:
     def read_at(self, offset: int, length: int) -> bytes:
         """Return bytes of the file; fewer at its end."""
         stop = min(offset + length, self._size)
+        _check_size(f"{self._repository.at(self._revision)}: {self._path}", stop - offset, _LARGEST_PART)
         missing = [block for block in range(offset // _BLOCK, -(-stop // _BLOCK)) if block not in self._present]
         if missing:
             self._download(missing[0] * _BLOCK, min((missing[-1] + 1) * _BLOCK, self._size))
@@ -76,8 +106,8 @@ def download(repository: RemoteRepository, revision: str, files: Mapping[str, Re
     def fetch(paths: list[str]) -> int:
         size = files[paths[0]].size
         first = directory / paths[0]
-        if size > _LARGE and any(path.endswith((".py", ".json")) for path in paths):
-            raise VerificationError(f"{paths[0]} has {size} bytes: too many to read", where=repository.at(revision))
+        if any(path.endswith((".py", ".json")) for path in paths):
+            _check_size(f"{repository.at(revision)}: {paths[0]}", size, _LARGE)
         file = PartialFile(repository, revision, paths[0], size, first)
         if size <= SMALL or first.suffix == ".py":
             file.read_at(0, size)

@@ -29,7 +29,7 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import HFValidationError, build_hf_headers, hf_raise_for_status, paginate, validate_repo_id
 from packaging.version import Version
 
-from kernel_builder import network, toml_file
+from kernel_builder import network
 from kernel_builder.hub.content import Content, RemoteFile
 from kernel_builder.hub.retries import Conflict, RateLimited, repeated
 from kernel_format.errors import HubError, VerificationError
@@ -48,7 +48,6 @@ _HINTS = {
     403: "use a token with write access to the organization; `upload --create-pr` needs it for a new repository only",
     404: "check the name and the revision, and the token with `hf auth whoami`",
 }
-REDIRECT = "kernel-status.toml"  # in a revision: redirects the client to another repository
 MAX_FILES = 100_000  # in one revision
 MAX_BYTES = 10 * 10**9  # to download of one repository without asking
 _TRANSFER_BYTES = 128 << 20  # size of the client's temporary files beside a download
@@ -369,24 +368,6 @@ class RemoteRepository:
             message = f"no connection to {self.api.endpoint}{network.proxied(self.api.endpoint)}"
         hint = f"check that $HF_ENDPOINT (or --from), if set, is the address of a running Hub; then {_AGAIN}"
         return HubError(f"cannot {action}: {message}", where=where, hint=hint)
-
-
-def package_files(repository: RemoteRepository, commit: str) -> dict[str, RemoteFile]:
-    """Return the files in `build/`, or raise an error if the revision redirects clients to another repository."""
-    files = repository.files(commit)
-    status = files.get(REDIRECT)
-    if status is None:
-        return {path: remote for path, remote in files.items() if path.startswith("build/")}
-    where = repository.at(commit)
-    data = repository.read_range(commit, REDIRECT, 0, status.size)
-    content = toml_file.parse(toml_file.decode(data, f"{where}: {REDIRECT}"), f"{where}: {REDIRECT}")
-    try:
-        destination, revision = checked_text(content.get("destination")), checked_text(content.get("revision", "main"))
-    except UnsafePath as error:
-        raise VerificationError(f"{REDIRECT} has no valid `destination`: {error}", where=where) from error
-    raise HubError(
-        f"the repository redirects clients to {destination}", where=where, hint=f"use {destination}@{revision}"
-    )
 
 
 def _addition(path: str, content: Content) -> CommitOperationAdd:

@@ -16,14 +16,15 @@ from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import this_platform
 from kernel_builder.hub.packages import HubPackage
-from kernel_builder.hub.remote_repository import MAX_BYTES, RemoteRepository, package_files
+from kernel_builder.hub.partial_download import package_files
+from kernel_builder.hub.remote_repository import MAX_BYTES, RemoteRepository
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.steps import buildable
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import HubError, KernelBuilderError, VerificationError
 from kernel_format.files import temporary_directory
-from kernel_format.metadata import PackageMetadata
+from kernel_format.metadata import TEXT_BYTES, PackageMetadata
 from kernel_format.signatures import (
     FOR_NO_REPOSITORY,
     UNVERIFIED,
@@ -323,7 +324,8 @@ def _compared(verdict: VariantVerdict, published: Path, built: Path) -> VariantV
 def _without_provenance(package: Path) -> object:
     """Return the JSON of a package's metadata without its provenance; unknown keys are compared too."""
     try:
-        described = json.loads((package / "metadata.json").read_bytes())
+        file = package / "metadata.json"
+        described = json.loads(file.read_bytes()) if file.stat().st_size <= TEXT_BYTES else None
     except (OSError, ValueError, RecursionError):
         return None
     return {**described, "provenance": None} if isinstance(described, dict) else described

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from importlib.util import find_spec
 from pathlib import Path
 from subprocess import SubprocessError
@@ -16,14 +17,8 @@ from typing import Any, BinaryIO
 from urllib.parse import urlsplit, urlunsplit
 
 import requests
-from pypi_simple import (
-    PYPI_SIMPLE_ENDPOINT,
-    DistributionPackage,
-    NoSuchProjectError,
-    PyPISimple,
-    UnsupportedContentTypeError,
-    UnsupportedRepoVersionError,
-)
+from packaging.utils import canonicalize_name
+from pypi_simple import ACCEPT_ANY, PYPI_SIMPLE_ENDPOINT, DistributionPackage, ProjectPage
 from remotezip import RemoteZip, RemoteZipError
 from requests import RequestException
 from requests.adapters import HTTPAdapter
@@ -33,6 +28,7 @@ from urllib3 import Retry
 from urllib3.exceptions import HTTPError, MaxRetryError
 
 from kernel_builder import network
+from kernel_builder.limits import within_limits
 from kernel_builder.toolchain.archives import reading
 from kernel_builder.toolchain.lock import PinnedFile
 from kernel_builder.version import VERSION
@@ -41,6 +37,7 @@ from kernel_sandbox.programs import python_module, run_program
 
 _TIMEOUT = (10.0, 60.0)  # seconds to connect, and between two reads
 _LARGEST = 1 << 30  # bytes of a source distribution
+_MOST_FILES = 100_000  # of a project
 _CHUNK = 1 << 15  # bytes between two progress reports; a broken connection loses at most one chunk
 
 
@@ -92,7 +89,6 @@ class Index:
         self._session.mount("https://", adapter)
         self._session.mount("http://", adapter)
         self._session.hooks["response"].append(_limit)
-        self._pages = PyPISimple(self.url, session=self._session)
         self._known: dict[str, list[DistributionPackage]] = {}
 
     def packages(self, project: str, wanted: str | None = None) -> list[DistributionPackage]:
@@ -108,17 +104,13 @@ class Index:
                     where=wanted or project,
                     hint="unset it, or copy the cache directory (KERNEL_BUILDER_CACHE) of a machine that has it",
                 )
-            try:
-                with self._reaching(wanted or project):
-                    self._known[project] = self._pages.get_project_page(project, timeout=_TIMEOUT).packages
-            except NoSuchProjectError:
-                raise self.lacks(wanted or project) from None
-            except (UnsupportedContentTypeError, UnsupportedRepoVersionError) as error:
-                raise FetchError(
-                    f"is not a package index: {error}",
-                    where=self.url,
-                    hint="give the address of a simple index by PIP_INDEX_URL",
-                ) from error
+            url = f"{self.url.rstrip('/')}/{canonicalize_name(project)}/"
+            with self._reaching(wanted or project):
+                page = self._session.get(url, headers={"Accept": ACCEPT_ANY}, timeout=_TIMEOUT)
+                if page.status_code == HTTPStatus.NOT_FOUND:
+                    raise self.lacks(wanted or project)
+                page.raise_for_status()
+            self._known[project] = within_limits(lambda: _files(page, project), page.url, refusal=FetchError)
         return self._known[project]
 
     def file(self, project: str, name: str) -> DistributionPackage:
@@ -229,6 +221,7 @@ class Index:
             raise self._unreachable(wanted, error) from error
 
 
+_OTHER_INDEX = "set PIP_INDEX_URL to the address of another simple index"
 # Compression would change which bytes a range means.
 _UNCOMPRESSED = {"Accept-Encoding": "identity"}
 
@@ -237,10 +230,21 @@ def _limit(response: requests.Response, *, stream: bool = False, **_: object) ->
     """Limit a body that is read into memory as a whole."""
     body: Any = response.raw
     if not stream:
-        error = FetchError(
-            "the answer is too long or too slow", where=response.url, hint="set PIP_INDEX_URL to another index"
-        )
+        error = FetchError("the answer is too long or too slow", where=response.url, hint=_OTHER_INDEX)
         body.stream = network.Answers().limited(body.stream, error)
+
+
+def _files(page: requests.Response, project: str) -> list[DistributionPackage]:
+    try:
+        packages = ProjectPage.from_response(page, project).packages
+    except MemoryError:
+        raise
+    except Exception as error:  # parsers raise any exception at hostile text
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise FetchError(f"is not a package index: {reason}", where=page.url, hint=_OTHER_INDEX) from error
+    if len(packages) > _MOST_FILES:
+        raise FetchError(f"lists more than {_MOST_FILES} files", where=page.url, hint=_OTHER_INDEX)
+    return packages
 
 
 def _range(start: int, stop: int) -> dict[str, str]:

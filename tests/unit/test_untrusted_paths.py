@@ -294,10 +294,15 @@ def test_malformed_lists_are_refused(answer: object) -> None:
                 call()
 
 
-def test_text_of_any_size_is_not_read(tmp_path: Path) -> None:
+def test_text_of_any_size_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"build/torch-cpu/big.py": remote_repository.RemoteFile(8 << 30, "0", "1" * 64)}
     with pytest.raises(VerificationError, match="too many to read"):
         partial_download.download(repository(), COMMIT, files, tmp_path)
+    redirect = {"kernel-status.toml": files.popitem()[1]}
+    monkeypatch.setattr(RemoteRepository, "files", lambda *_: redirect)
+    monkeypatch.setattr(RemoteRepository, "read_range", lambda *_: b"")
+    with pytest.raises(VerificationError, match="too many to read"):
+        partial_download.package_files(repository(), COMMIT)
 
 
 def test_reading_the_api_runs_no_program_of_the_package(tmp_path: Path) -> None:

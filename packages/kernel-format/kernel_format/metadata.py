@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 NAME = "metadata.json"
+TEXT_BYTES = 1 << 20  # of it, as of other texts of a package that every client parses
 # The key of `provenance` with the compiler of another platform that made the binary.
 CROSS_COMPILER = "cross-compiler"
 # The key of `provenance` that lists the capabilities that a build was limited to.
@@ -91,10 +92,11 @@ class PackageMetadata:
     @classmethod
     def read(cls, package: Path) -> PackageMetadata | None:
         """Read the metadata of the package in a directory; None if it has none that `from_json` reads."""
-        if not (package / NAME).is_file():  # reading a pipe may never end
+        path = package / NAME
+        if not path.is_file() or path.stat().st_size > TEXT_BYTES:  # reading a pipe may never end
             return None
         try:
-            return cls.from_json((package / NAME).read_bytes())
+            return cls.from_json(path.read_bytes())
         except (OSError, ValueError):
             return None
 

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from kernel_format.errors import VerificationError
+from kernel_format.metadata import NAME, TEXT_BYTES
 from kernel_format.tree_digest import SIGNATURE
 
 _SIGNER = re.compile(r"https://github\.com/(?P<repository>[^/]+/[^/]+)/\.github/workflows/[^@]+@.+")
@@ -171,6 +172,9 @@ def signature_verdict(package: Path, signers: Signers) -> str:
     """
     if not (package / SIGNATURE).is_file():
         return "none"
+    for name in (SIGNATURE, NAME):
+        if (package / name).is_file() and (package / name).stat().st_size > TEXT_BYTES:
+            return f"{name} has more than {TEXT_BYTES} bytes"
     bundle = read_bundle(package / SIGNATURE)
     if not refers_to_key(bundle):
         if signers.keys and not signers.workflows:
@@ -196,7 +200,9 @@ def _clients_verdict(package: Path, workflows: Sequence[str]) -> str:
     try:
         result = verify_variant(package, policies or DEFAULT_POLICIES)
     except Exception as error:  # the client raises any exception of its dependencies if Sigstore cannot be reached
-        return f"cannot be checked: {str(error) or type(error).__name__}"
-    if isinstance(result, (VerificationResult.Success, VerificationResult.DigestVerificationFailure)):
-        return "valid"
-    return str(getattr(result, "reason", type(result).__name__))
+        text = f"cannot be checked: {str(error) or type(error).__name__}"
+    else:
+        if isinstance(result, (VerificationResult.Success, VerificationResult.DigestVerificationFailure)):
+            return "valid"
+        text = str(getattr(result, "reason", type(result).__name__))
+    return " ".join(text.split())[:400]  # it quotes the bundle, whose lines could look like verdicts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 import requests
-from raw_requests import TOKEN, commit, commit_body, hub_command, signed_address
+from raw_requests import TOKEN, begin, commit, commit_body, hub_command, signed_address, until
 
 from kernel_format.errors import HubError
 from kernel_hub.hub_service import Hub
@@ -99,6 +100,26 @@ def test_check_repairs_traces_of_crashes_and_reports_damage(hub: RunningHub, tmp
     assert requests.get(f"{hub.url}/kernels/{KERNEL}/resolve/v1/build/{VARIANT}/table.bin").status_code == 404
     publish_kernel(hub, write_kernel(tmp_path / "three"))
     commit(hub.api(), KERNEL, "again", bytes(range(256)) * 5000 + b"!", revision="v1")
+
+
+def test_check_keeps_the_files_of_a_commit_that_is_arriving(hub: RunningHub) -> None:
+    hub.api().create_repo(KERNEL, repo_type="kernel")
+    long = "".join(f"\n{json.dumps({'key': 'file', 'value': file})}" for file in (encoded("a.so"), encoded("b.so")))
+    body = (commit_body("c", "c") + long).encode()
+    slow = begin(f"{hub.url}/api/kernels/{KERNEL}/commit/main", "POST", len(body), body[:-200_000])
+    incoming = hub.root / "incoming"
+    assert until(lambda: sum(path.stat().st_size for path in incoming.rglob("*") if path.is_file()) > 310_000)
+    for path in incoming.rglob("*"):
+        os.utime(path, (0, 0))
+    slow.sendall(body[-200_000:-100])
+    assert until(lambda: any(path.stat().st_mtime for path in incoming.iterdir()))
+    assert not list(find_defects(Hub(Settings(hub.root))))
+    slow.sendall(body[-100:])
+    assert slow.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def encoded(path: str) -> dict[str, str]:
+    return {"path": path, "encoding": "base64", "content": base64.b64encode(os.urandom(300_000)).decode()}
 
 
 def test_a_change_waits_for_the_lock_of_another_git_process(hub: RunningHub) -> None:

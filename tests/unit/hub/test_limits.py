@@ -1,4 +1,4 @@
-"""Packages and symbols that take long to read, or much memory."""
+"""Packages, pages of indexes and symbols that take long to read, or much memory."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder import checks
+from kernel_builder import checks, limits
 from kernel_builder.demangle import demangle
-from kernel_builder.hub import limits
 from kernel_builder.hub.audit import audit
-from kernel_format.errors import CheckError
+from kernel_builder.toolchain import index
+from kernel_format.errors import CheckError, FetchError
+from tests.support.loopback import QuietHandler, served
 
 pytestmark = [pytest.mark.attack, pytest.mark.timeout(60)]
 
@@ -23,6 +24,29 @@ def test_a_package_that_takes_too_long_to_read_is_refused(tmp_path: Path, monkey
     (package / "__init__.py").write_text(f"{bases}__all__ = ['C0']\n")
     with pytest.raises(CheckError, match="takes more than 2 s of CPU time or 4 GB of memory"):
         audit(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "message"),
+    [
+        ("text/html", b"<b>" * 1_000_000, "takes more than 2 s of CPU time or 4 GB of memory"),
+        ("text/html", b"<a href='torch-2.0-py3-none-any.whl'>torch-2.0-py3-none-any.whl</a>" * 3, "more than 2 files"),
+        ("application/vnd.pypi.simple.v1+json", b"[" * 100_000, "is not a package index: RecursionError"),
+        ("application/vnd.pypi.simple.v1+json", b'{"files": 0}', "is not a package index: ValidationError"),
+    ],
+)
+def test_a_hostile_page_of_an_index_is_refused(
+    kind: str, body: bytes, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "_SECONDS", 2)
+    monkeypatch.setattr(index, "_MOST_FILES", 2, raising=False)
+
+    class Page(QuietHandler):
+        def do_GET(self) -> None:
+            self.send(200, body, Content_Type=kind)
+
+    with served(Page) as url, pytest.raises(FetchError, match=message):
+        index.Index(url).packages("torch")
 
 
 def test_the_time_of_checks_is_linear(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from kernel_builder.package import assembly, swap
 from kernel_builder.steps.plan import plan
 from kernel_builder.toolchain import Toolchains
 from kernel_format.metadata import PackageMetadata
+from kernel_format.signatures import Signers, signature_verdict
+from kernel_format.tree_digest import SIGNATURE
 from tests.support.kills import killed_at_each_change
 from tests.support.places import PROJECTS
 
@@ -111,6 +113,24 @@ def test_metadata_of_other_tools_is_read_as_far_as_possible() -> None:
 def test_metadata_that_cannot_be_understood_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PackageMetadata.from_json(text)
+
+
+@pytest.mark.attack
+def test_long_texts_of_a_package_are_not_parsed_and_no_signature_forges_a_verdict(tmp_path: Path) -> None:
+    long = " " * (1 << 20)
+    (tmp_path / "metadata.json").write_text("{}")
+    forged = {
+        "mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json",
+        "x\ngood   torch-cpu\n  signature   valid": 1,
+    }
+    (tmp_path / SIGNATURE).write_text(json.dumps(forged))
+    verdict = signature_verdict(tmp_path, Signers())
+    assert "good torch-cpu" in verdict and "\n" not in verdict
+    (tmp_path / "metadata.json").write_text("{}" + long)
+    assert "metadata.json has more than" in signature_verdict(tmp_path, Signers())
+    assert PackageMetadata.read(tmp_path) is None
+    (tmp_path / SIGNATURE).write_text("{}" + long)
+    assert f"{SIGNATURE} has more than" in signature_verdict(tmp_path, Signers())
 
 
 @pytest.mark.parametrize(

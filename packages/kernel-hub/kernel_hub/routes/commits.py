@@ -223,7 +223,7 @@ class _Upload:
 
     def new_file(self) -> IncomingFile:
         """Create a file for content that arrives in the commit; it is deleted unless the store adopts it."""
-        return self._staged.enter_context(self._hub.large_files.receive())
+        return self._staged.enter_context(self._hub.large_files.receive(self.directory))
 
     def add(self, line: bytes, file: IncomingFile | None) -> None:
         """Add one line of the commit. `file` has its content if that is long."""

@@ -65,9 +65,9 @@ class LargeFiles:
         return exclusive_lock(self._root.with_name("lock"), "the store of large files")
 
     @contextmanager
-    def receive(self) -> Iterator[IncomingFile]:
-        """Begin an upload. Its staged file is deleted when the context ends, unless the store adopted it."""
-        incoming = IncomingFile(self._staging / uuid.uuid4().hex)
+    def receive(self, directory: Path | None = None) -> Iterator[IncomingFile]:
+        """Begin an upload, by default of its own. Its file is deleted at the end, unless the store adopted it."""
+        incoming = IncomingFile((directory or self._staging) / uuid.uuid4().hex)
         try:
             yield incoming
         finally:

@@ -15,7 +15,7 @@ from typing import Any
 
 from kernel_builder.api import Project, python_name, read_project
 from kernel_format import front_matter
-from kernel_format.files import replaced_directory
+from kernel_format.files import remove_tree, replaced_directory
 from kernel_judge.judge.verdict import Notify, Verdict, cause
 from kernel_judge.search.local_judge import Judge, Judged
 from kernel_judge.search.run_log import REFERENCE_PEER, VERIFIED, RunLog
@@ -99,9 +99,9 @@ def _write_card(directory: Path, project: Project, best: Try, verdict: Verdict) 
     card = directory / "CARD.md"
     values: dict[str, Any] = {"license": project.license}
     with suppress(OSError, ValueError):  # without a card, or with one that is not YAML: an agent wrote it
-        front, _ = front_matter.split(card.read_text(encoding="utf-8"))
-        values |= front_matter.parse(front or "{}")
+        values |= front_matter.parse(front_matter.split(card.read_text(encoding="utf-8"))[0] or "{}")
     (program,) = agent_names([best.agent]).values()
     facts = "\n".join(f"- {line}" for line in verdict.lines())
     text = template("CARD.md").substitute(vars(verdict), name=project.name, program=program, facts=facts)
+    remove_tree(card)  # which may be a directory
     card.write_text(f"{front_matter.join(values, text)}\n", encoding="utf-8")

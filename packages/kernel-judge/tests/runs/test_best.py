@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from searches import agent, logged, quick_request, quoted, run_search
 
 from kernel_format.errors import ConfigError
 from kernel_judge.search.search_request import parse_context
-from kernel_judge.search.workspace import Workspace
+from kernel_judge.search.workspace import PROJECT, Workspace
 from tests.support.running_hub import running_hub
 
 pytestmark = pytest.mark.usefixtures("judge_calls")
@@ -49,6 +50,20 @@ def test_a_verdict_that_does_not_hold_makes_room_for_the_next(tmp_path: Path) ->
     result = run_search(quick_request(tmp_path, quoted("# right 3.0 lucky"), quoted("# right 2.0")))
     assert [event["attempt"] for event in logged(result.run, "verified")] == [1, 2]
     assert result.best and (result.best["attempt"], result.best["speed"]) == (2, 2.0)
+
+
+@pytest.mark.attack
+def test_a_directory_in_the_place_of_the_card_is_replaced(tmp_path: Path) -> None:
+    request = quick_request(tmp_path, quoted("# right 2.0"))
+    best = run_search(request).run / "best"
+    frozen = Workspace(request.run, 1, 1).frozen_candidate()
+    assert frozen
+    project = shutil.copytree(best, frozen.with_name(PROJECT))
+    frozen.unlink()
+    (project / "CARD.md").unlink()
+    (project / "CARD.md/inner").mkdir(parents=True)
+    run_search(request)
+    assert "right, twice" in (best / "CARD.md").read_text()
 
 
 def test_agents_get_the_contexts_in_turn(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Limits of time and memory for reading packages, which any user of a Hub may publish."""
+"""Limits of time and memory for reading packages and pages of indexes, which may be hostile."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
-from kernel_format.errors import CheckError
+from kernel_format.errors import CheckError, KernelBuilderError
 
 Result = TypeVar("Result")
 _SECONDS = 60  # for a package
 
 
-def within_limits(read: Callable[[], Result], where: str, packages: int = 1) -> Result:
+def within_limits(
+    read: Callable[[], Result], where: str, packages: int = 1, refusal: type[KernelBuilderError] = CheckError
+) -> Result:
     """Return the result of `read`, which a child process computes within limits for a number of packages.
 
     Raises:
-        CheckError: If it needs more CPU time or memory.
+        refusal: If it needs more CPU time or memory.
     """
     context = get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
@@ -32,10 +34,10 @@ def within_limits(read: Callable[[], Result], where: str, packages: int = 1) -> 
         error = MemoryError()
     process.join()
     if isinstance(error, MemoryError):
-        raise CheckError(
+        raise refusal(
             f"reading it takes more than {_SECONDS * packages} s of CPU time or 4 GB of memory",
             where=where,
-            hint="do not use the package; ask its publisher for simpler Python files and smaller binaries",
+            hint="do not use it; ask its publisher for simpler Python files, smaller binaries and shorter lists",
         )
     if error:
         raise error
