@@ -218,13 +218,12 @@ class ProbeProcess:
         self._connection, other = socket.socketpair()
         self._connection.settimeout(SECONDS)
         self._running.enter_context(self._connection)
-        python = {name: value for name, value in os.environ.items() if name in ("PYTHONPATH", "VIRTUAL_ENV")}
         with other:
             command = [self._python, "-X", "faulthandler", str(_PROBE), str(other.fileno())]
             self._process = subprocess.Popen(
                 _confined(command, self.confinement, self._home, empty) if self.confinement.kind else command,
                 cwd=empty,
-                env={**sandbox.environment(empty), **python, **_kernels(), "HF_HUB_CACHE": str(_hub_cache())},
+                env=_environment(empty),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._log,
@@ -262,6 +261,11 @@ def _confined(command: list[str], confinement: Confinement, home: Path, director
     local = [Path(entry.partition("=")[2]) for entry in "".join(_kernels().values()).split(":") if "=" in entry]
     paths = sandbox.readable([Path(command[0]).parent.parent, _PROBE, _hub_cache(), *local])
     return confinement.around(started, home, map(Path, paths), device)
+
+
+def _environment(home: Path) -> dict[str, str]:
+    python = {name: value for name, value in os.environ.items() if name in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return {**sandbox.environment(home), **python, **_kernels(), "HF_HUB_CACHE": str(_hub_cache())}
 
 
 def _kernels() -> dict[str, str]:

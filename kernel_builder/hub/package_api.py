@@ -119,8 +119,7 @@ def _is_compatibility_folder(path: Path) -> bool:
 
 
 def _members(owner: griffe.Module | griffe.Class, prefix: str) -> Iterator[tuple[str, ApiMember]]:
-    exported = [] if owner.is_class else [*map(str, owner.exports or ())]
-    for name in sorted({*(exported or _public(owner))}):
+    for name in sorted({*_exported(owner)}):
         try:
             member = owner[name]
             target = member.final_target if member.is_alias else member
@@ -141,6 +140,13 @@ def _members(owner: griffe.Module | griffe.Class, prefix: str) -> Iterator[tuple
             yield from _members(target, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", ApiMember("attribute")
+
+
+def _exported(owner: griffe.Module | griffe.Class) -> list[str]:
+    """Return the names in `__all__`, or else the public names."""
+    if owner.is_class or owner.exports is None:
+        return _public(owner)
+    return [*map(str, owner.exports)] or _public(owner)
 
 
 def _public(owner: griffe.Module | griffe.Class) -> list[str]:

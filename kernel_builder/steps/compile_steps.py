@@ -34,7 +34,7 @@ from kernel_builder.config.project import (
     TorchNoarch,
     TvmFfi,
 )
-from kernel_builder.config.variant import Abi, Noarch, TvmFfiAbi, Variant, this_platform
+from kernel_builder.config.variant import Abi, Noarch, Release, TvmFfiAbi, Variant, this_platform
 from kernel_builder.steps import crates, include_scan
 from kernel_builder.steps.files_read import foreign
 from kernel_builder.steps.graph import PYTHON, RECIPE, CompileStep, digest
@@ -91,8 +91,7 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
         cache(toolchains.dependency),
         tvm_ffi,
     )
-    target = [f"-DTORCH_TARGET_VERSION=0x{(stable.major << 56) | (stable.minor << 48):016x}"] if stable else []
-    defines = (f"-D{backend.name.upper()}_KERNEL", "-DPy_LIMITED_API=0x03090000", *target, *backend.defines)
+    defines = _defines(backend, stable)
     steps: list[CompileStep] = []
     kernels = kernel_sources.of_backend(project, variant.backend, variant.release)
     # As in the public builder, every source sees the libraries of all kernels; [torch] cannot name libraries.
@@ -150,6 +149,13 @@ def with_namespace(draft: CompileStep, module: str, framework: Abi) -> CompileSt
     return replace(draft, argv=argv, key=digest("namespace", draft.key, module))
 
 
+def _defines(backend: CompiledBackend, stable: Release | None) -> tuple[str, ...]:
+    defines = [f"-D{backend.name.upper()}_KERNEL", "-DPy_LIMITED_API=0x03090000"]
+    if stable:
+        defines.append(f"-DTORCH_TARGET_VERSION=0x{(stable.major << 56) | (stable.minor << 48):016x}")
+    return (*defines, *backend.defines)
+
+
 def _table(kernel: Kernel) -> str:
     """Return the table of `build.toml` that declares a kernel's sources."""
     return kernel.name if kernel.name in (TorchFramework.table, TvmFfi.table) else f"kernel.{kernel.name}"
@@ -179,9 +185,7 @@ def _check_source(project: Project, kernel: Kernel, source: str, backend: Compil
 def _draft(
     project: Project, kernel: Kernel, source: str, variant: Variant, tools: _Tools, defines: tuple[str, ...]
 ) -> CompileStep:
-    text = (Path(__file__).parents[1] / "templates" / "registration.h").read_text()
-    # The code for macOS is not part of any key or op namespace.
-    header = re.sub(r"#ifdef __APPLE__.*?#else\n(.*?)#endif\n", r"\1", text, flags=re.DOTALL)
+    header = _registration_header()
     provided = {"registration.h": header}
     searched = (*kernel.include, _DEFAULT_INCLUDE)
     library_headers = tools.backend.library_headers
@@ -189,8 +193,7 @@ def _draft(
     generated = {"builder/registration.h": header}
     if _REGISTRATION not in dict(scanned.files):
         generated[f"src/{_REGISTRATION}"] = header
-    own = searched if any(name.startswith(f"{_DEFAULT_INCLUDE}/") for name, _ in scanned.files) else kernel.include
-    includes = [*(f"-Isrc/{entry}" if entry != "." else "-Isrc" for entry in own), "-Ibuilder"]
+    includes = _own_includes(kernel, scanned)
     identities = [tools.host.identity]  # of the compilers and headers, for the step's key
     roots: dict[str, Path] = {}  # placeholder in commands -> directory
     of_toolchains: list[Path] = []  # the toolchains' directories of headers
@@ -274,6 +277,13 @@ def _check_asked(source: Path, asked: Sequence[str], toolchains: Sequence[Path],
             )
 
 
+def _own_includes(kernel: Kernel, scanned: include_scan.Scan) -> list[str]:
+    """Return the options for the project's directories of headers, and for the builder's own header."""
+    has_default = any(name.startswith(f"{_DEFAULT_INCLUDE}/") for name, _ in scanned.files)
+    searched = (*kernel.include, _DEFAULT_INCLUDE) if has_default else kernel.include
+    return [*(f"-Isrc/{entry}" if entry != "." else "-Isrc" for entry in searched), "-Ibuilder"]
+
+
 def _without_older_standards(kernel: Kernel, standard: int) -> Kernel:
     """Return a kernel without flags like `-std=c++17` where Torch's headers need a newer C++ standard.
 
@@ -292,6 +302,12 @@ def _without_older_standards(kernel: Kernel, standard: int) -> Kernel:
 
 
 @cache
+def _registration_header() -> str:
+    """Return registration.h for Linux. Its code for macOS is not part of any key or op namespace."""
+    text = (Path(__file__).parents[1] / "templates" / "registration.h").read_text()
+    return re.sub(r"#ifdef __APPLE__.*?#else\n(.*?)#endif\n", r"\1", text, flags=re.DOTALL)
+
+
 def _python_include(project: Project, source: str, platform: str) -> Path:
     directory = Path(sysconfig.get_path("include"))
     if platform != this_platform() or not (directory / "Python.h").is_file():
