@@ -31,7 +31,8 @@ def check_layout(package: CheckedPackage) -> Iterator[Finding]:
     yield from _files(package)
     yield from _required(package)
     if package.metadata is None:
-        yield _finding("metadata.json", "is missing, above 1 MB or no JSON object, or has invalid `kernel-depends`")
+        problem = "is missing, is larger than 1 MB, is not a JSON object, or has invalid `kernel-depends`"
+        yield _finding("metadata.json", problem, _REBUILD)
     else:
         yield from _metadata(package, package.metadata)
 

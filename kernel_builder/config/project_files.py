@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -25,7 +25,9 @@ from kernel_format.errors import ConfigError
 from kernel_format.untrusted_paths import MAX_DEPTH, UnsafePath, publishable_tree
 
 _BYTECODE = (".pyc", ".pyo")
+_TRACKED = ("--cached", "--recurse-submodules")
 _OTHERS = ("--others", "--exclude-standard")
+_AT_ONCE = 1000  # paths that git is given
 _MOST_DIRECTORIES = 10_000
 
 
@@ -142,30 +144,35 @@ def excluded(root: Path, paths: Iterable[Path]) -> set[Path]:
 
     A symbolic link is excluded with its target, and with one out of the project that git does not track.
     """
-    places: dict[Path, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
+    places: dict[Path, list[Path]] = defaultdict(list)
     for path in paths:
         for place in {Path(os.path.realpath(path.parent), path.name), Path(os.path.realpath(path))}:
-            places[place.parent][place.name].append(path)
+            places[place].append(path)
+    inside = [place for place in places if place.is_relative_to(root)]
+    kept = _listed_by_git(root, [place for place in places if in_work_tree(root, place)])
     # A work tree around the project may exclude all of it, as that of a home directory in git.
-    by_git, by_rules = _listed_by_git(root, [build_toml.FILE], *_OTHERS), ignored_by_rules(root)
+    if _listed_by_git(root, [root / build_toml.FILE]) or _listed_by_git(root, [root / build_toml.FILE], *_OTHERS):
+        kept |= _listed_by_git(root, inside, *_OTHERS)
+    else:
+        is_ignored = ignored_by_rules(root)
+        kept |= {place for place in inside if not is_ignored(place)}
+    kept -= {place for place in inside if any(part.startswith(".") for part in place.relative_to(root).parts)}
+    return {path for place, of in places.items() if place not in kept for path in of}
+
+
+def _listed_by_git(root: Path, places: Sequence[Path], *options: str) -> set[Path]:
+    """Return those of some places, or the files below them, that a project's repository tracks.
+
+    Those of submodules count, and not those of other repositories in the work tree. With `_OTHERS` it is the files that
+    git would add.
+    """
     found: set[Path] = set()
-    for directory, names in places.items():
-        is_inside = directory.is_relative_to(root)
-        if by_git or not is_inside:
-            listed = _listed_by_git(directory, names, *(_OTHERS if is_inside else ()))
-        else:
-            listed = {name for name in names if not by_rules(directory / name)}
-        for name, of in names.items():
-            parts = (directory / name).relative_to(root).parts if is_inside else ()
-            if name not in listed or any(part.startswith(".") for part in parts):
-                found.update(of)
+    for start in range(0, len(places), _AT_ONCE):
+        names = [os.path.relpath(place, root) for place in places[start : start + _AT_ONCE]]
+        listed = ("--literal-pathspecs", "ls-files", "-z", *(options or _TRACKED))
+        answer = git_output(root, *listed, "--", *names)
+        found |= {Path(os.path.normpath(root / name)) for name in os.fsdecode(answer or b"").split("\0") if name}
     return found
-
-
-def _listed_by_git(directory: Path, names: Iterable[str], *options: str) -> set[str]:
-    """Return the files in a directory, or below it, that git tracks; with `_OTHERS` those that it would add, too."""
-    answer = git_output(directory, "--literal-pathspecs", "ls-files", "-z", "--cached", *options, "--", *names)
-    return {name for name in os.fsdecode(answer or b"").split("\0") if name}
 
 
 def ignored_by_rules(root: Path) -> Callable[[Path], bool]:
@@ -184,7 +191,7 @@ def ignored_by_rules(root: Path) -> Callable[[Path], bool]:
 def check_link(root: Path, path: Path, name: str, where: str) -> None:
     """Raise an error if `path` is a symbolic link to a file or directory that the project may not use."""
     real = Path(os.path.realpath(path))
-    if not in_work_tree(root, path) or not (real.is_relative_to(root) or _listed_by_git(real.parent, [real.name])):
+    if not in_work_tree(root, path) or not (real.is_relative_to(root) or _listed_by_git(root, [real])):
         raise ConfigError(
             f"{name!r} is a symbolic link out of the project to what its git repository does not track",
             where=where,

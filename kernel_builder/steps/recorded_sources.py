@@ -14,7 +14,9 @@ from kernel_builder.config import aot_toml
 from kernel_builder.config.build_toml import FILE
 from kernel_builder.config.project import Project
 from kernel_builder.steps.graph import CompileStep
+from kernel_format import metadata
 from kernel_format.files import file_digest
+from kernel_format.tree_digest import SIGNATURE
 
 FILES = "files"
 
@@ -56,7 +58,9 @@ def differences(project: Project, recorded: Mapping[str, Any], package: Path) ->
             yield f"{path.relative_to(project.root)} has changed"
     if recorded:
         compatibility = project.python_name
-        for path in sorted(package.rglob("*.py")):
-            name = path.relative_to(package).as_posix()
-            if name not in own and name not in ("_ops.py", f"{compatibility}/__init__.py"):
+        written = {"_ops.py", f"{compatibility}/__init__.py", metadata.NAME, SIGNATURE}
+        for path in sorted(
+            path for path in package.rglob("*") if path.is_file() and path.suffix not in (".so", ".pyc")
+        ):
+            if (name := path.relative_to(package).as_posix()) not in own | written:
                 yield f"{project.framework.package_directory}/{compatibility}/{name} is gone"

@@ -254,6 +254,28 @@ def test_a_link_leads_only_to_what_its_repository_tracks(tmp_path: Path) -> None
     assert "settings.py" in dict(read_project(project).python_files)
 
 
+def test_files_of_a_repository_in_an_ignored_directory_are_in_no_package(tmp_path: Path) -> None:
+    """Though that repository tracks them. Those of a submodule are the project's."""
+    project = write_project(tmp_path / "twice")
+    package = project / "torch-ext/twice"
+    for name in ("private", "torch-ext/twice/private"):
+        write_files(project / name, {"token.py": ""})
+        commit_all(project / name)
+    (package / "linked.py").symlink_to("../../private/token.py")
+    (project / "notes.md").symlink_to("private/token.py")
+    write_files(project, {".gitignore": "private/"})
+    commit_all(project)
+    assert [name for name, _ in read_project(project).python_files] == ["__init__.py"]
+    assert "notes.md" not in published_files(project)
+    write_files(tmp_path / "library", {"shared.py": ""})
+    commit_all(tmp_path / "library")
+    git(project, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(tmp_path / "library"), "third")
+    (package / "linked.py").unlink()
+    (package / "linked.py").symlink_to("../../third/shared.py")
+    commit_all(project, "Second")
+    assert [name for name, _ in read_project(project).python_files] == ["__init__.py", "linked.py"]
+
+
 def test_no_private_key_is_published_in_a_package(tmp_path: Path) -> None:
     project = write_project(tmp_path / "twice")
     write_files(project, {"torch-ext/twice/key.py": 'KEY = "-----BEGIN PRIVATE KEY-----"'})
@@ -261,6 +283,18 @@ def test_no_private_key_is_published_in_a_package(tmp_path: Path) -> None:
     done = invoke("wheel", project, "--no-load")
     assert done.exit_code == 2
     assert "key.py: is a private key" in done.output
+
+
+def test_a_file_that_the_project_has_no_longer_is_not_published_from_its_package(tmp_path: Path) -> None:
+    project = write_project(tmp_path / "twice")
+    with (project / "build.toml").open("a") as file:
+        file.write('pyext = ["py", "json"]\n')
+    write_files(project, {"torch-ext/twice/settings.json": "{}"})
+    assert invoke("build", project, "--no-load").exit_code == 0
+    (project / "torch-ext/twice/settings.json").unlink()
+    done = invoke("wheel", project, "--no-load")
+    assert done.exit_code != 0
+    assert "settings.json is gone" in done.output
 
 
 @pytest.fixture
