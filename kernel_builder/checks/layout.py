@@ -32,7 +32,7 @@ def check_layout(package: CheckedPackage) -> Iterator[Finding]:
     yield from _required(package)
     if package.metadata is None:
         problem = "is missing, is larger than 1 MB, is not a JSON object, or has invalid `kernel-depends`"
-        yield _finding("metadata.json", problem, _REBUILD)
+        yield _finding("metadata.json", problem)
     else:
         yield from _metadata(package, package.metadata)
 
