@@ -19,8 +19,7 @@ from kernel_format.files import locked, write_atomically
 from kernel_hub import names
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.refusals import Refusal, no_repository, no_token, wrong_token
-from kernel_hub.repositories.allowances import Allowances
-from kernel_hub.repositories.index import IndexedRepository, RepositoryIndex
+from kernel_hub.repositories.index import Allowances, IndexedRepository, RepositoryIndex
 from kernel_hub.repositories.reader import read_repository
 from kernel_hub.repositories.store import RepositoryStore
 from kernel_hub.settings import Settings

@@ -21,7 +21,7 @@ from kernel_hub.git.repository import GitRepository
 from kernel_hub.hub_service import UNREADABLE, Hub
 from kernel_hub.refusals import Refusal
 from kernel_hub.repositories.reader import object_bytes
-from kernel_hub.storage.locks import repository_lock
+from kernel_hub.storage.disk import repository_lock
 
 LEFT_OVER_SECONDS = 600.0
 _GIT_SECONDS = 3600.0

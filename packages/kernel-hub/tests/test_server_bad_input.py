@@ -15,7 +15,7 @@ from urllib.parse import quote
 import anyio
 import pytest
 import requests
-from huggingface_hub import CommitOperationAdd
+from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from raw_requests import TOKEN, begin, commit, memory, signed_address, target, until
 from starlette.requests import Request
@@ -30,8 +30,7 @@ from tests.support.small_kernel import KERNEL, publish_kernel, write_kernel
 pytestmark = pytest.mark.attack
 
 
-def test_uploads_cut_at_every_tenth_leave_nothing_behind(hub: RunningHub) -> None:
-    hub.api().create_repo(KERNEL, repo_type="kernel")
+def test_uploads_cut_at_every_tenth_leave_nothing_behind(hub: RunningHub, api: HfApi) -> None:
     data = os.urandom(3_000_000)
     address = signed_address(hub, data)
     lines = [{"key": "header", "value": {"summary": "cut"}}]
@@ -44,13 +43,13 @@ def test_uploads_cut_at_every_tenth_leave_nothing_behind(hub: RunningHub) -> Non
         begin(f"{hub.url}/api/kernels/{KERNEL}/paths-info/main", "POST", 100, b"p" * 10 * tenth).close()
     assert until(lambda: not list((hub.root / "incoming").iterdir()))
     assert not [path for path in hub.root.glob("large*/**/*") if path.is_file()]
-    assert len(hub.api().list_repo_commits(KERNEL, repo_type="kernel")) == 1
+    assert len(api.list_repo_commits(KERNEL, repo_type="kernel")) == 1
     assert "error" not in hub.log.read_text()
     assert requests.put(address, data=data).ok
     wrong = requests.put(signed_address(hub, b"announced"), data=b"sent here")
     assert wrong.status_code == 400 and "not the announced" in wrong.text
     assert requests.put(address.replace("size=3000000", "size=3000001"), data=data).status_code == 403
-    commit(hub.api(), KERNEL, "x.so", data)  # the client does not upload the stored file again
+    commit(api, KERNEL, "x.so", data)  # the client does not upload the stored file again
 
 
 NAMES = ["..", ".", "a..b", "-a", "a--b", "a.git", "a/b", "..%2f..", "a\0b", "é", "x" * 97, "", "CON ", "a\\b"]
@@ -64,9 +63,7 @@ REFS = ["..", "../../x", "refs/heads/../../x", "a..b", "a.lock", "a b"]
 REFS += ["a~1", "-a", "x" * 201, "HEAD", "@{0}", "v1^{tree}"]
 
 
-def test_no_name_leads_out_of_the_root(hub: RunningHub, tmp_path: Path) -> None:
-    hub.api().create_repo(KERNEL, repo_type="kernel")
-
+def test_no_name_leads_out_of_the_root(hub: RunningHub, api: HfApi, tmp_path: Path) -> None:
     def all_files() -> set[str]:
         return {str(path) for path in tmp_path.rglob("*") if "lock" not in path.name and "/objects/" not in str(path)}
 
@@ -101,10 +98,7 @@ def test_no_name_leads_out_of_the_root(hub: RunningHub, tmp_path: Path) -> None:
 LONG_FILE = b'{"key": "file", "value": {"content": "eHh4", "path": "metadata.json", "encoding": "base64"}}'
 
 
-def test_limits_and_malformed_bodies_are_refused_with_reasons(hub: RunningHub) -> None:
-    api = hub.api()
-    api.create_repo(KERNEL, repo_type="kernel")
-
+def test_limits_and_malformed_bodies_are_refused_with_reasons(hub: RunningHub, api: HfApi) -> None:
     with pytest.raises(HfHubHTTPError, match=r"a metadata\.json has at most"):
         commit(api, KERNEL, "build/torch-cpu/metadata.json", b" " * 100_000_000)
     large = {"files": [{"path": "x.so", "size": 51 << 30}]}
@@ -150,9 +144,7 @@ def test_limits_and_malformed_bodies_are_refused_with_reasons(hub: RunningHub) -
     assert requests.get(f"{hub.url}/health").ok
 
 
-def test_ranges_and_conditions(hub: RunningHub) -> None:
-    api = hub.api()
-    api.create_repo(KERNEL, repo_type="kernel")
+def test_ranges_and_conditions(hub: RunningHub, api: HfApi) -> None:
     large = os.urandom(2_500_000)
     files = [CommitOperationAdd("large.so", large), CommitOperationAdd("small", b"0123456789")]
     api.create_commit(KERNEL, files, commit_message="m", repo_type="kernel")

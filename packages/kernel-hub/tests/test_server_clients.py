@@ -165,10 +165,8 @@ ON_V1 = {"repo_id": KERNEL, "repo_type": "kernel", "revision": "v1"}
 
 
 @pytest.fixture
-def api(hub: RunningHub) -> HfApi:
+def api(api: HfApi) -> HfApi:
     """The client of a Hub with an empty kernel and its branch v1."""
-    api = hub.api()
-    api.create_repo(KERNEL, repo_type="kernel")
     api.create_branch(KERNEL, branch="v1", repo_type="kernel")
     return api
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -146,17 +147,8 @@ def proxied(tmp_path: Path) -> Iterator[Callable[..., tuple[str, list[RunningHub
     with ExitStack() as started:
 
         def start(*arguments: str) -> tuple[str, list[RunningHub]]:
-            pair: list[RunningHub] = []
-
-            def enter() -> None:
-                pair.append(started.enter_context(running_hub(tmp_path, *arguments)))
-
-            threads = [threading.Thread(target=enter) for _ in range(2)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert len(pair) == 2
+            with ThreadPoolExecutor(2) as pool:
+                pair = list(pool.map(lambda _: started.enter_context(running_hub(tmp_path, *arguments)), range(2)))
             return started.enter_context(alternating_proxy([hub.url for hub in pair])), pair
 
         yield start
@@ -184,11 +176,9 @@ def test_a_pair_serves_the_public_clients_as_one(
         listed = requests.get(f"{url}/api/kernels", headers={"Authorization": f"Bearer {token}"}).json()
         assert oid in [item["sha"] for item in listed]
     wanted = commit(api, "a/twice", "pr", create_pr=True)
-    merged = requests.post(
-        f"{url}/api/kernels/a/twice/discussions/{wanted.pr_num}/merge?commit={wanted.oid}",
-        headers={"Authorization": f"Bearer {token}"},
-    )
-    assert merged.ok and api.file_exists("a/twice", "pr", repo_type="kernel")
+    merge = f"{url}/api/kernels/a/twice/discussions/{wanted.pr_num}/merge?commit={wanted.oid}"
+    assert requests.post(merge, headers={"Authorization": f"Bearer {token}"}).ok
+    assert api.file_exists("a/twice", "pr", repo_type="kernel")
     assert wanted.pr_url.startswith(url)
     added = HfApi(endpoint=url, token=tokens.add(file, "late", read=("a",), write=()))
     assert all(added.repo_exists("a/twice", repo_type="kernel") for _ in range(2))
@@ -206,28 +196,19 @@ def test_a_pair_loses_nothing_while_its_servers_are_killed(
     url, pair = proxied()
     HfApi(endpoint=url, token="any").create_repo("a/one", repo_type="kernel")
     made: list[str] = []
-    failures: list[Exception] = []
 
     def write(name: str) -> None:
         api = HfApi(endpoint=url, token="any")
-        try:
-            for number in range(8):
-                content = os.urandom(1_100_000) if number % 4 == 0 else os.urandom(9)
-                made.append(commit(api, "a/one", f"{name}-{number}{'.bin' if number % 4 == 0 else ''}", content).oid)
-        except Exception as error:
-            failures.append(error)
+        for number in range(8):
+            content = os.urandom(1_100_000) if number % 4 == 0 else os.urandom(9)
+            made.append(commit(api, "a/one", f"{name}-{number}{'.bin' if number % 4 == 0 else ''}", content).oid)
 
-    def run() -> None:
-        threads = [threading.Thread(target=write, args=[f"{len(made)}-{number}"]) for number in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    run()
-    pair[0].kill()
-    run()
-    assert not failures and len(set(made)) == 48
+    for is_killed in (False, True):
+        if is_killed:
+            pair[0].kill()
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(write, [f"{is_killed}-{number}" for number in range(3)]))
+    assert len(set(made)) == 48
     api = HfApi(endpoint=url, token="any")
     history = {item.commit_id for item in api.list_repo_commits("a/one", repo_type="kernel")}
     assert history >= set(made)
@@ -265,22 +246,16 @@ def test_a_backup_beside_writers_is_restored(start_hub: Callable[..., RunningHub
 
     for name in names:
         hub.api().create_repo(name, repo_type="kernel", private=name == "b/two")
-    workers = [threading.Thread(target=write, args=[name]) for name in names]
-    workers += [threading.Thread(target=work) for work in (pack, delete)]
-    for worker in workers:
-        worker.start()
-    try:
+    with ThreadPoolExecutor(4) as pool, ExitStack() as stopped:
+        stopped.callback(stop.set)
+        workers = [*(pool.submit(write, name) for name in names), pool.submit(pack), pool.submit(delete)]
         while min(len(oids) for oids in made.values()) < 8:
+            assert not any(worker.done() for worker in workers)
             stop.wait(0.05)
         before = {name: len(oids) for name, oids in made.items()}
-        done = subprocess.run(
-            [str(BACKUP), str(hub.root), str(tmp_path / "backup")], capture_output=True, text=True, check=False
-        )
+        command = [str(BACKUP), str(hub.root), str(tmp_path / "backup")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-    finally:
-        stop.set()
-        for worker in workers:
-            worker.join()
     hub.kill()
     shutil.rmtree(hub.root)
 

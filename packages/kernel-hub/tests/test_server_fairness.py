@@ -12,6 +12,7 @@ import anyio
 import pygit2
 import pytest
 import requests
+from huggingface_hub import HfApi
 from raw_requests import TOKEN, commit_body
 from starlette.types import Message
 
@@ -26,9 +27,7 @@ from tests.support.running_hub import RunningHub
 pytestmark = pytest.mark.attack
 
 
-def test_only_shown_folders_are_read(hub: RunningHub) -> None:
-    api = hub.api()
-    api.create_repo("a/one", repo_type="kernel")
+def test_only_shown_folders_are_read(hub: RunningHub, api: HfApi) -> None:
     files = ["a-", "a.b/x", *(f"a/{number:04}" for number in range(1100)), "a/x/y/z", "a0", "b/x", "c/x"]
     header = commit_body("x", "x").splitlines()[0]
     url = f"{hub.url}/api/kernels/a/one"

@@ -17,6 +17,7 @@ import psutil
 import pygit2
 import pytest
 import requests
+from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import paginate
 from raw_requests import TOKEN, begin, commit, commit_body, memory, signed_address
@@ -26,7 +27,7 @@ from kernel_format.errors import HubError
 from kernel_format.files import locked
 from kernel_hub import maintenance, tokens
 from kernel_hub.app import create_app
-from kernel_hub.git.ignore import ignored
+from kernel_hub.git.command import ignored
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal
 from kernel_hub.routes import git
@@ -74,9 +75,8 @@ def stored(hub: RunningHub) -> tuple[set[Path], str]:
     return files, next(line for line in lines if line.startswith("hub_stored_bytes "))
 
 
-def test_a_commit_that_fails_leaves_nothing(hub: RunningHub) -> None:
-    hub.api().create_repo("a/one", repo_type="kernel")
-    commit(hub.api(), "a/one", "x/y")
+def test_a_commit_that_fails_leaves_nothing(hub: RunningHub, api: HfApi) -> None:
+    commit(api, "a/one", "x/y")
 
     before = stored(hub)
     header, text = commit_body("t", os.urandom(20_000).hex()).splitlines()
@@ -99,10 +99,8 @@ def test_a_commit_that_fails_leaves_nothing(hub: RunningHub) -> None:
     assert 0 < float(counted.split()[1]) - float(before[1].split()[1]) - new < 16 * 4096
 
 
-def test_a_conflict_leaves_nothing(hub: RunningHub) -> None:
+def test_a_conflict_leaves_nothing(hub: RunningHub, api: HfApi) -> None:
     """Two branches change different lines of a file; and a branch moves between the two checks of a commit."""
-    api = hub.api()
-    api.create_repo("a/one", repo_type="kernel")
 
     def write(first: int, last: int, **options: object) -> str:
         lines = b"".join(b"%d\n" % line for line in range(first, last))
@@ -164,9 +162,8 @@ def test_signed_addresses_end_with_the_token(start_hub: Callable[..., RunningHub
     assert requests.get(address("download", other), timeout=10).content == data
 
 
-def test_a_pull_request_is_for_a_branch(hub: RunningHub) -> None:
-    api = hub.api()
-    head = str(api.create_repo("a/one", repo_type="kernel") and api.repo_info("a/one", repo_type="kernel").sha)
+def test_a_pull_request_is_for_a_branch(api: HfApi) -> None:
+    head = str(api.repo_info("a/one", repo_type="kernel").sha)
     api.create_tag("a/one", tag="t", repo_type="kernel")
 
     assert commit(api, "a/one", "x", create_pr=True).pr_num == 1
@@ -186,8 +183,7 @@ def test_answers_do_not_wait_for_acknowledgments(hub: RunningHub) -> None:
     assert min(seconds[5:]) < 0.03, seconds
 
 
-def test_a_lookup_of_many_paths_reads_each_folder_once(hub: RunningHub) -> None:
-    hub.api().create_repo("a/one", repo_type="kernel")
+def test_a_lookup_of_many_paths_reads_each_folder_once(hub: RunningHub, api: HfApi) -> None:
     git = pygit2.Repository(str(hub.root / "repositories/a/one.git"))
     folder, top, blob = git.TreeBuilder(), git.TreeBuilder(), git.create_blob(b"x" * 130)
     for number in range(100_000):
@@ -212,13 +208,11 @@ def test_a_lookup_of_many_paths_reads_each_folder_once(hub: RunningHub) -> None:
 # .gitignore
 
 
-def test_gitignore_counts_in_uploads(hub: RunningHub, tmp_path: Path) -> None:
+def test_gitignore_counts_in_uploads(api: HfApi, tmp_path: Path) -> None:
     for path in ("a.log", "keep.log", "build/x", "a/b/node_modules/c", "sub/top", "top"):
         (tmp_path / "up" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "up" / path).write_text("x")
     (tmp_path / "up/.gitignore").write_text("# of a build\n*.log\n!keep.log\nbuild/\n/top\n**/node_modules\n")
-    api = hub.api()
-    api.create_repo("a/one", repo_type="kernel")
     api.upload_folder(repo_id="a/one", folder_path=tmp_path / "up", repo_type="kernel")
     expected = {".gitignore", "keep.log", "sub/top"}
     assert set(api.list_repo_files("a/one", repo_type="kernel")) == expected

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from huggingface_hub import CommitOperationAdd
+from raw_requests import commit
 
 from kernel_format.tree_digest import SIGNATURE
 from kernel_hub import tokens
@@ -83,8 +83,8 @@ def test_pages_of_a_kernel(hub: RunningHub, browser: object, tmp_path: Path) -> 
     response = page.request.get(hub.url + page.get_attribute("#files a >> text=table.bin", "href"))
     assert response.ok and len(response.body()) == 1_280_000
     page.set_viewport_size({"width": 375, "height": 700})
-    commit = page.locator("ul:last-of-type a >> nth=0").get_attribute("href")
-    for address in (page.url, hub.url, hub.url + commit):
+    newest = page.locator("ul:last-of-type a >> nth=0").get_attribute("href")
+    for address in (page.url, hub.url, hub.url + newest):
         page.goto(address)
         assert page.evaluate("document.documentElement.scrollWidth") <= 375, address
         assert page.evaluate("[...document.querySelectorAll('th, .badge')].every(e => e.offsetHeight < 40)"), "one line"
@@ -117,11 +117,8 @@ def test_relative_addresses_in_a_card(hub: RunningHub) -> None:
         "[a](docs/x.md) [y](y.md) ![i](../../i.png) ![o](https://elsewhere/o) ![](//[x) [b](http://[)"
         " ![](%2e%2e/%2e%2e/logout?a=b%26c#d) ![](..%5c..%5c..%5clogout2) ![](%252e%252e/x) <<i>b onclick=x>c</b>"
     )
-    api = hub.api()
-    api.create_repo(KERNEL, repo_type="kernel")
-    api.create_commit(
-        KERNEL, [CommitOperationAdd("README.md", card.encode())], commit_message="card", repo_type="kernel"
-    )
+    hub.api().create_repo(KERNEL, repo_type="kernel")
+    commit(hub.api(), KERNEL, "README.md", card.encode())
     page = requests.get(f"{hub.url}/kernels/{KERNEL}").text
     files = f"/kernels/{KERNEL}/resolve/main"
     for shown in (f'href="{files}/docs/x.md"', f'href="{files}/y.md"', f'src="{files}/i.png"'):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pygit2
 import pytest
 import requests
-from huggingface_hub import CommitInfo, CommitOperationAdd
+from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from raw_requests import TOKEN, commit, hub_command, target
 
@@ -341,8 +341,7 @@ def test_git_serves_objects_of_the_repository_only(hub: RunningHub) -> None:
 SCRIPT = '<svg xmlns="http://www.w3.org/2000/svg" onload="alert(1)"><script>alert(2)</script></svg>'
 
 
-def test_files_and_pages_run_no_script(hub: RunningHub) -> None:
-    hub.api().create_repo(KERNEL, repo_type="kernel")
+def test_files_and_pages_run_no_script(hub: RunningHub, api: HfApi) -> None:
     names = ["a.svg", "a.html", "a.xhtml", "a.xml", "a.js", "a.pdf", "a.htm\u00e9", "a;b=c.svg"]
     names += ["quote\"'><script>alert(3)<.svg"]
     lines = [{"key": "header", "value": {"summary": "<script>alert(4)</script>", "description": "</pre><img src=x>"}}]
@@ -405,10 +404,8 @@ def test_the_addresses_of_models_are_read_only(start_hub: Callable[..., RunningH
     assert requests.get(f"{hub.url}/api/nothing").status_code == 501
 
 
-def test_a_reference_names_one_commit(hub: RunningHub) -> None:
+def test_a_reference_names_one_commit(hub: RunningHub, api: HfApi) -> None:
     """Numbers of pull requests and starts of ids can be chosen by others; a merge names the reviewed commit."""
-    api = hub.api()
-    api.create_repo("a/one", repo_type="kernel")
     first = commit(api, "a/one", "good", create_pr=True)
     url = f"{hub.url}/api/kernels/a/one"
     assert requests.delete(f"{url}/discussions/1", headers=TOKEN).ok
@@ -427,9 +424,7 @@ def test_a_reference_names_one_commit(hub: RunningHub) -> None:
     assert requests.get(f"{url}/revision/{moved.oid[:12]}").status_code == 404
 
 
-def test_bytecode_and_names_that_differ_in_case_only_are_refused(hub: RunningHub) -> None:
-    api = hub.api()
-    api.create_repo("a/one", repo_type="kernel")
+def test_bytecode_and_names_that_differ_in_case_only_are_refused(hub: RunningHub, api: HfApi) -> None:
     for path in ("build/torch-cpu/__pycache__/__init__.cpython-311.pyc", "build/torch-cpu/x.PYC", "__PyCache__/x"):
         with pytest.raises(HfHubHTTPError, match="is bytecode"):
             commit(api, "a/one", path)

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import requests
+from huggingface_hub import HfApi
 from raw_requests import TOKEN, begin, commit, commit_body, hub_command, signed_address, until
 
 from kernel_format.errors import HubError
@@ -31,10 +32,8 @@ from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, write_ke
 pytestmark = pytest.mark.attack
 
 
-def test_nothing_is_lost_beside_git_gc(hub: RunningHub) -> None:
+def test_nothing_is_lost_beside_git_gc(hub: RunningHub, api: HfApi) -> None:
     """Commit to two branches while git packs refs and objects; every acknowledged commit is in the history."""
-    api = hub.api()
-    api.create_repo(KERNEL, repo_type="kernel")
     git = ["git", "-C", str(hub.root / "repositories" / f"{KERNEL}.git")]
     acknowledged: dict[str, list[str]] = {"a": [], "b": []}
     statuses: list[int] = []
@@ -102,8 +101,7 @@ def test_check_repairs_traces_of_crashes_and_reports_damage(hub: RunningHub, tmp
     commit(hub.api(), KERNEL, "again", bytes(range(256)) * 5000 + b"!", revision="v1")
 
 
-def test_check_keeps_the_files_of_a_commit_that_is_arriving(hub: RunningHub) -> None:
-    hub.api().create_repo(KERNEL, repo_type="kernel")
+def test_check_keeps_the_files_of_a_commit_that_is_arriving(hub: RunningHub, api: HfApi) -> None:
     long = "".join(f"\n{json.dumps({'key': 'file', 'value': file})}" for file in (encoded("a.so"), encoded("b.so")))
     body = (commit_body("c", "c") + long).encode()
     slow = begin(f"{hub.url}/api/kernels/{KERNEL}/commit/main", "POST", len(body), body[:-200_000])
@@ -122,9 +120,8 @@ def encoded(path: str) -> dict[str, str]:
     return {"path": path, "encoding": "base64", "content": base64.b64encode(os.urandom(300_000)).decode()}
 
 
-def test_a_change_waits_for_the_lock_of_another_git_process(hub: RunningHub) -> None:
+def test_a_change_waits_for_the_lock_of_another_git_process(hub: RunningHub, api: HfApi) -> None:
     """`git pack-refs` holds the lock of a ref while it deletes the loose file."""
-    hub.api().create_repo(KERNEL, repo_type="kernel")
     lock = hub.root / "repositories" / f"{KERNEL}.git" / "refs/heads/main.lock"
     lock.touch()
 
@@ -261,10 +258,8 @@ def test_gc_frees_unreferenced_files(hub: RunningHub, tmp_path: Path) -> None:
     assert all(1_200_000 < size < 1_300_000 for size in sizes), sizes
 
 
-def test_gc_keeps_files_that_are_being_published_again(hub: RunningHub, tmp_path: Path) -> None:
+def test_gc_keeps_files_that_are_being_published_again(hub: RunningHub, api: HfApi, tmp_path: Path) -> None:
     """A client does not send a stored file again, and commits it now."""
-    api = hub.api()
-    api.create_repo("a/one", repo_type="kernel")
     api.create_branch("a/one", branch="v1", repo_type="kernel")
     (tmp_path / "table").write_bytes(os.urandom(1_200_000))
     code = f"""

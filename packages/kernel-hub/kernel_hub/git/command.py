@@ -1,17 +1,24 @@
-"""Running git without hooks, and without the configuration of the machine or of a user."""
+"""Running git without hooks and configuration of the machine or a user; settings of repositories, and `.gitignore`."""
 
 from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from kernel_hub.refusals import busy
+import pygit2
+
+from kernel_hub.refusals import bad_request, busy
 from kernel_hub.storage.disk import sync_filesystem
 
 _SECONDS = 60.0
+_CPU_SECONDS = 1  # git tries each star of a rule at every position of a path: a rule with many takes years
 # The last: `git repack -a -d` of another process drops objects that no ref reaches yet.
 _LOCKED = ("but expected", "File exists", "Unable to create", "reference already exists", "nonexistent object")
 # Repositories may belong to another user than the server's. Git retries for the given milliseconds if one of its own
@@ -89,3 +96,59 @@ def change_repository(path: Path, *arguments: str, lines: str = "") -> None:
         is_full = shutil.disk_usage(path).free < 64 << 10
         raise OSError(errno.ENOSPC if is_full else errno.EIO, message, str(path))
     sync_filesystem(path)
+
+
+class GitConfiguration:
+    """Reads and writes the file `config` of the repository at `path`, which is opened as `git`."""
+
+    def __init__(self, path: Path, git: pygit2.Repository) -> None:
+        self._path = path
+        self._git = git
+
+    def get(self, key: str) -> str | None:
+        """Return a value, or None if it is not set."""
+        config = self._git.config
+        return str(config[key]) if key in config else None
+
+    def names(self, start: str) -> list[str]:
+        """Return the keys that begin with `start`."""
+        return [entry.name for entry in self._git.config if entry.name.startswith(start)]
+
+    # Git replaces the file as a whole; libgit2 does not report all errors of a full disk.
+
+    def set(self, key: str, value: str) -> None:
+        """Set a value, as `change_repository` does."""
+        change_repository(self._path, "config", "--file", "config", key, value)
+
+    def remove(self, section: str) -> None:
+        """Remove a section with its values, as `change_repository` does."""
+        change_repository(self._path, "config", "--file", "config", "--remove-section", section)
+
+
+def ignored(rules: bytes, paths: Sequence[str]) -> set[str]:
+    """Return the paths that a `.gitignore` at the top of a repository excludes, by git's own rules.
+
+    Raises:
+        Refusal: If the rules take too long to apply.
+    """
+    if not rules.strip() or not paths:
+        return set()
+    with tempfile.TemporaryDirectory(prefix="kernel-builder-") as folder:
+        Path(folder, ".gitignore").write_bytes(rules)
+        pygit2.init_repository(folder)
+        with subprocess.Popen(
+            git_command("-C", folder, "check-ignore", "--no-index", "-z", "--stdin"),
+            env=git_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as git:
+            with suppress(ProcessLookupError):
+                resource.prlimit(git.pid, resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
+                os.setpriority(os.PRIO_PROCESS, git.pid, 19)
+            # A path that starts with a colon would be a pattern.
+            excluded, _ = git.communicate("".join(f"./{path}\0" for path in paths).encode())
+    if git.returncode < 0:
+        raise bad_request("the rules of .gitignore take too long to apply: use fewer stars in one rule")
+    if git.returncode > 1:
+        raise OSError(f"git check-ignore failed with exit status {git.returncode}")
+    return {path.removeprefix("./") for path in excluded.decode().split("\0")} - {""}

@@ -9,11 +9,9 @@ import pygit2
 from pygit2.enums import FileMode
 
 from kernel_hub import names
-from kernel_hub.git.command import merge_base
-from kernel_hub.git.configuration import GitConfiguration
+from kernel_hub.git.command import GitConfiguration, merge_base
 from kernel_hub.git.objects import FileChange, PullRequest, peeled, retry_reading, write_commit
-from kernel_hub.git.owned_files import OwnedFiles
-from kernel_hub.git.refs import GitRefs
+from kernel_hub.git.refs import GitRefs, OwnedFiles
 from kernel_hub.git.revisions import GitRevisions
 from kernel_hub.git.tree_changes import add_folders, changed_tree
 from kernel_hub.refusals import bad_request, conflict, forbidden, moved_meanwhile, no_revision

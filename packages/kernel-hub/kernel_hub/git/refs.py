@@ -1,4 +1,4 @@
-"""Branches, tags and pull requests of one git repository.
+"""Branches, tags and pull requests of one git repository, and the large files that they need.
 
 Every change of a ref holds the repository's lock and is made by `git update-ref`, which takes git's own lock and
 compares the ref with its expected value. So `git gc` and `git push` may run in the repository meanwhile. Objects are
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,11 +20,9 @@ from pygit2.enums import ObjectType
 
 from kernel_hub import names
 from kernel_hub.git.command import change_repository
-from kernel_hub.git.new_objects import NewObjects
-from kernel_hub.git.objects import Ref, one_line, retry_reading, write_commit
+from kernel_hub.git.objects import LargeFile, NewObjects, Ref, one_line, retry_reading, tree_entry, write_commit
 from kernel_hub.refusals import bad_request, conflict, no_revision, too_large
-from kernel_hub.storage.disk import BLOCK, sync_filesystem
-from kernel_hub.storage.locks import repository_lock
+from kernel_hub.storage.disk import BLOCK, repository_lock, sync_filesystem
 
 MOST_REFS = 5000  # of one repository: lists of them, which anyone may request, take 0.2 s
 Changing = Callable[[str], AbstractContextManager[None]]
@@ -156,3 +154,41 @@ class GitRefs:
             one, other = sorted((known.casefold() + "/", full.casefold() + "/"), key=len)
             if other.startswith(one):
                 raise conflict(f"{full} cannot exist beside {known}: they would be one file, or one a directory")
+
+
+class OwnedFiles:
+    """The large files that were uploaded to one repository: `markers` holds an empty file for each.
+
+    Only these are served from the repository: the digest of a private file is not enough to read it.
+    """
+
+    def __init__(self, markers: Path, git: pygit2.Repository, refs: GitRefs) -> None:
+        self.markers = markers
+        self._git = git
+        self._refs = refs
+
+    def __contains__(self, sha256: str) -> bool:
+        return (self.markers / names.sha256(sha256)).exists()
+
+    def add(self, sha256s: Iterable[str]) -> None:
+        """Record, durably, that large files were uploaded to this repository."""
+        for sha256 in sha256s:
+            (self.markers / names.sha256(sha256)).touch()
+        sync_filesystem(self.markers)
+
+    def referenced(self) -> Iterator[LargeFile]:
+        """Find the large files that any commit of any ref points to. Each tree is read once."""
+        walk = self._git.walk(None)
+        for ref in self._refs:
+            walk.push(ref.commit)
+        pending: list[pygit2.Object] = [commit.tree for commit in walk]
+        seen: set[pygit2.Oid] = set()
+        while pending:
+            item = pending.pop()
+            if item.id in seen:
+                continue
+            seen.add(item.id)
+            if isinstance(item, pygit2.Tree):
+                pending += (inner for inner in item if inner.id not in seen)
+            elif (large := tree_entry("", item, self._git.odb).large) is not None:
+                yield large

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pygit2
 
+from kernel_hub.git.command import GitConfiguration
 from kernel_hub.git.commits import GitCommits
-from kernel_hub.git.configuration import GitConfiguration
-from kernel_hub.git.new_objects import NewObjects
-from kernel_hub.git.owned_files import OwnedFiles
-from kernel_hub.git.refs import Changing, GitRefs, Grow
+from kernel_hub.git.objects import NewObjects
+from kernel_hub.git.refs import Changing, GitRefs, Grow, OwnedFiles
 from kernel_hub.git.revisions import GitRevisions
 
 # The root may belong to another user, as mounted volumes do; the operator chose it.

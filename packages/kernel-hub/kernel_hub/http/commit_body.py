@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 
 from kernel_hub.refusals import bad_request, too_large
-from kernel_hub.repositories.allowances import Claim
+from kernel_hub.repositories.index import Claim
 from kernel_hub.settings import RequestLimits
 from kernel_hub.storage.large_files import IncomingFile
 

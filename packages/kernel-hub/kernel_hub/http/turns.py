@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from contextvars import ContextVar
+from functools import partial, wraps
+from inspect import signature
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import anyio
@@ -11,6 +14,8 @@ from anyio import to_thread
 from starlette.requests import ClientDisconnect, Request
 
 Result = TypeVar("Result")
+
+current_request: ContextVar[Request] = ContextVar("current_request")
 
 
 class Turns:
@@ -22,8 +27,9 @@ class Turns:
         self.callers: WeakValueDictionary[str, anyio.Semaphore] = WeakValueDictionary()
 
 
-async def take_turn(request: Request, work: Callable[[], Result], kind: str = "long") -> Result:
-    """Run work in a turn of a request's caller: `long` lists, renders or compares, and other work is `quick`."""
+async def take_turn(work: Callable[[], Result], kind: str = "long") -> Result:
+    """Run work in a turn of the request's caller: `long` lists, renders or compares, and other work is `quick`."""
+    request = current_request.get()
     turns: Turns = request.app.state.turns[kind]
     # A signed address names its caller. If that is wrong, the work is a refusal.
     caller = getattr(request.state, "caller", request.query_params.get("by", ""))
@@ -36,3 +42,15 @@ async def take_turn(request: Request, work: Callable[[], Result], kind: str = "l
         return await to_thread.run_sync(work, limiter=turns.threads)
     finally:
         own.release()
+
+
+def in_turn(handler: Callable[..., Result], kind: str = "long") -> Callable[..., Any]:
+    """Return a handler that runs a plain function in a turn of its caller."""
+
+    @wraps(handler)
+    async def handle(**values: Any) -> Result:
+        return await take_turn(partial(handler, **values), kind)
+
+    # Older versions of FastAPI would read the annotations, which are texts, in this module.
+    handle.__signature__ = signature(handler, eval_str=True)  # type: ignore[attr-defined]
+    return handle

@@ -1,4 +1,4 @@
-"""An index of all repositories in SQLite, for lists, pages and the quota, which would otherwise open every repository.
+"""An index of all repositories in SQLite, for lists, pages and the quota, which otherwise opens all; and the quota.
 
 The index follows from the repositories. A server reads all of them when it starts, and a repository again after each
 change. A killed process may leave the index behind until the next start or `kernel-hub check`. Servers of one root
@@ -7,7 +7,10 @@ share the file.
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import shutil
 import sqlite3
 import threading
 import time
@@ -15,13 +18,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from threading import Lock
 
 from kernel_format.errors import HubError
+from kernel_hub.refusals import Refusal
 from kernel_hub.storage.disk import private_file
 
 log = logging.getLogger("kernel_hub")  # of the standard library, since commands use the index as well
 
 _BUSY_SECONDS = 30
+Claim = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -187,3 +193,59 @@ def _visible(visible: Sequence[str] | None) -> tuple[str, list[str]]:
         return "1", []
     marks = ", ".join("?" for _ in visible)
     return f"(NOT private OR organization IN ({marks}) OR repo_id IN ({marks}))", [*visible, *visible]
+
+
+class Allowances:
+    """Space for uploads, in the quota and on the disk, which is claimed as bytes arrive, before they are written.
+
+    Claims of this server's uploads in progress count like stored bytes. Announced sizes are compared with the free
+    space only: a slow upload keeps no space from others.
+
+    Args:
+        quota: The most bytes that the Hub stores. None: no limit.
+        reserve: The bytes that stay free on the disk, but at most a twentieth of it.
+        index: Knows the stored bytes.
+        staging: The directory of uploads in progress.
+    """
+
+    def __init__(self, quota: int | None, reserve: int, index: RepositoryIndex, staging: Path) -> None:
+        self._quota = quota
+        self._reserve = reserve
+        self._index = index
+        self._staging = staging
+        self._claimed = 0
+        self._lock = Lock()
+
+    @contextmanager
+    def claim(self) -> Iterator[Claim]:
+        """Return a function that claims bytes of an upload as `check` does, until the context ends."""
+        size = 0
+
+        def grow(more: int) -> None:
+            nonlocal size
+            with self._lock:
+                self.check(more)
+                self._claimed += more
+            size += more
+
+        try:
+            yield grow
+        finally:
+            with self._lock:
+                self._claimed -= size
+
+    def check(self, size: int) -> None:
+        """Check that so many bytes can be stored now.
+
+        Raises:
+            Refusal: If the quota would be exceeded.
+            OSError: If the disk has too little space (ENOSPC).
+        """
+        disk = shutil.disk_usage(self._staging)  # without the claimed bytes, which are written
+        if size > disk.free - min(self._reserve, disk.total // 20):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._staging))
+        size += self._claimed
+        if self._quota is not None and (stored := self._index.stored_bytes()) + size > self._quota:
+            message = f"this Hub has {stored} of at most {self._quota} bytes, and this would add {size}"
+            advice = "delete something, or ask the operator for a larger quota"
+            raise Refusal(413, f"{message}; {advice}", code="QuotaExceeded")

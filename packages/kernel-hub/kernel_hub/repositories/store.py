@@ -15,9 +15,8 @@ from kernel_hub import names
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.refusals import bad_request, conflict, no_repository
 from kernel_hub.repositories.index import RepositoryIndex
-from kernel_hub.storage.disk import private_directory, sync_filesystem
+from kernel_hub.storage.disk import exclusive_lock, private_directory, repository_lock, sync_filesystem
 from kernel_hub.storage.large_files import LargeFiles
-from kernel_hub.storage.locks import exclusive_lock, repository_lock
 
 _ROUTES = {"api", "health", "kernels", "login", "logout", "metrics", "openapi.json"}
 

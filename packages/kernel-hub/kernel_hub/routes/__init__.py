@@ -5,7 +5,7 @@ Paths and fields have the names that `huggingface_hub` and `kernels` use.
 
 from __future__ import annotations
 
-from kernel_hub.routes import accounts, commits, git, lfs, pages, refs, repositories, revisions
+from kernel_hub.routes import commits, git, lfs, pages, refs, repositories, revisions
 
-_MODULES = (accounts, repositories, refs, revisions, commits, lfs, git, pages)
+_MODULES = (repositories, refs, revisions, commits, lfs, git, pages)
 ROUTERS = (*(module.router for module in _MODULES), revisions.models)

@@ -17,16 +17,18 @@ from pydantic import Field
 
 from kernel_format.tree_digest import is_bytecode
 from kernel_hub import names
-from kernel_hub.git.ignore import ignored
+from kernel_hub.git.command import ignored
 from kernel_hub.git.objects import FileChange, LargeFile, read_pointer
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.git.tree_changes import add_folders
 from kernel_hub.http.commit_body import CommitBody
 from kernel_hub.http.receive import blocks
+from kernel_hub.http.turns import in_turn
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import bad_request, too_large
-from kernel_hub.repositories.allowances import Claim
-from kernel_hub.routes.parameters import Body, HubRoute, RepoId, Revision, TheCaller, TheHub, base_url, in_turn
+from kernel_hub.repositories.index import Claim
+from kernel_hub.routes.parameters import Body, HubRoute, RepoId, Revision, TheCaller, TheHub
+from kernel_hub.routes.responses import base_url
 from kernel_hub.storage.disk import BLOCK, occupied
 from kernel_hub.storage.large_files import IncomingFile
 
@@ -87,7 +89,9 @@ def preupload(
     repository = hub.to_commit(repo_id, caller, revision, create_pr=create_pr)
     commit = repository.refs.resolve(revision)
     limits = hub.settings.limits
-    rules = _ignore_rules(repository, commit) if body.git_ignore is None else body.git_ignore.encode()
+    rules = (body.git_ignore or "").encode()
+    if body.git_ignore is None and (entry := repository.revisions.find(commit, ".gitignore")) is not None:
+        rules = b"" if entry.is_folder or entry.size > GITIGNORE_BYTES else repository.revisions.read(entry)
     excluded = ignored(rules, [names.path(file.path) for file in body.files])
     inline_bytes = 0 if _uploads_by_lfs(request) else limits.inline_file_bytes
     found = repository.revisions.find_all(commit, (file.path for file in body.files))
@@ -111,14 +115,6 @@ def preupload(
     # Refused here, since every client shows the reason of this response.
     hub.allowances.check(sum(file.size for file in body.files if file.path not in excluded))
     return {"files": answer}
-
-
-def _ignore_rules(repository: GitRepository, commit: str) -> bytes:
-    """Return the `.gitignore` of a revision."""
-    entry = repository.revisions.find(commit, ".gitignore")
-    if entry is None or entry.is_folder or entry.size > GITIGNORE_BYTES:
-        return b""
-    return repository.revisions.read(entry)
 
 
 def _check_metadata(path: str, size: int, limit: int) -> None:

@@ -12,9 +12,10 @@ from starlette.responses import JSONResponse
 from kernel_hub import names
 from kernel_hub.git.objects import LargeFile, TreeEntry
 from kernel_hub.http.receive import blocks
+from kernel_hub.http.turns import in_turn
 from kernel_hub.refusals import bad_request
-from kernel_hub.routes.content import content_response
-from kernel_hub.routes.parameters import Body, HubRoute, RepoId, TheCaller, TheHub, base_url, in_turn
+from kernel_hub.routes.parameters import Body, HubRoute, RepoId, TheCaller, TheHub
+from kernel_hub.routes.responses import base_url, content_response
 
 router = APIRouter(route_class=HubRoute)
 

@@ -11,12 +11,12 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import nh3
 import pyromark
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Request
 from jinja2 import Environment, PackageLoader, select_autoescape
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
@@ -29,9 +29,11 @@ from kernel_format.variant import Noarch, StableAbi, TvmFfiAbi
 from kernel_hub import names
 from kernel_hub.git.objects import PullRequest, TreeEntry
 from kernel_hub.git.repository import GitRepository
+from kernel_hub.http.turns import in_turn
 from kernel_hub.refusals import Refusal, no_route, no_token
 from kernel_hub.repositories.reader import find_card, version_branches
-from kernel_hub.routes.parameters import HubRoute, RepoId, TheCaller, TheHub, base_url, in_turn, timestamp
+from kernel_hub.routes.parameters import HubRoute, Number, RepoId, TheCaller, TheHub
+from kernel_hub.routes.responses import base_url, timestamp
 
 router = APIRouter(route_class=HubRoute, include_in_schema=False)
 
@@ -141,9 +143,7 @@ def commit_page(request: Request, repo_id: RepoId, commit: str, hub: TheHub, cal
 
 @router.get("/kernels/{organization}/{name}/discussions/{number}")
 @in_turn
-def pull_request_page(
-    request: Request, repo_id: RepoId, number: Annotated[int, Path(ge=1, lt=2**31)], hub: TheHub, caller: TheCaller
-) -> Response:
+def pull_request_page(request: Request, repo_id: RepoId, number: Number, hub: TheHub, caller: TheCaller) -> Response:
     """Show one pull request: the changed files, and the command that merges it."""
     repository = hub.to_read(repo_id, caller)
     pull = repository.commits.pull_request(number)

@@ -7,29 +7,25 @@ block are `async`; `caller_of` may read the token file. `BodyLimits` leaves slas
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from datetime import datetime, timezone
-from functools import partial, wraps
-from inspect import Parameter, iscoroutinefunction, signature
+from inspect import iscoroutinefunction
 from typing import Annotated, Any, TypeVar
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from anyio import to_thread
-from fastapi import Depends, Request, Response
+from fastapi import Depends, Path, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
 
 from kernel_hub import names
-from kernel_hub.http.turns import take_turn
+from kernel_hub.http.turns import current_request, in_turn
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import bad_request, invalid, no_token, too_large
 from kernel_hub.tokens import Caller
 
-_LAST_SECOND = int(datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp())
 _BRACKETS = 32_000
 _GIT_TYPES = {"application/x-git-upload-pack-request", "application/vnd.git-lfs+json"}
 
 Parsed = TypeVar("Parsed")
-Result = TypeVar("Result")
 
 
 async def hub_of(request: Request) -> Hub:
@@ -80,24 +76,7 @@ TheCaller = Annotated[Caller, Depends(caller_of)]
 RepoId = Annotated[str, Depends(repo_of)]
 Revision = Annotated[str, Depends(revision_of)]
 EntryPath = Annotated[str, Depends(path_of)]
-
-
-async def request_of(request: Request) -> Request:
-    """Return the request."""
-    return request
-
-
-def in_turn(handler: Callable[..., Any], kind: str = "long") -> Callable[..., Any]:
-    """Return a handler that runs a plain function, which lists, renders or compares, in a turn of its caller."""
-
-    @wraps(handler)
-    async def handle(turn_request: Request, **values: Any) -> Any:
-        return await take_turn(turn_request, partial(handler, **values), kind)
-
-    shape = signature(handler, eval_str=True)
-    added = Parameter("turn_request", Parameter.KEYWORD_ONLY, annotation=Annotated[Request, Depends(request_of)])
-    handle.__signature__ = shape.replace(parameters=[*shape.parameters.values(), added])  # type: ignore[attr-defined]
-    return handle
+Number = Annotated[int, Path(ge=1, lt=2**31)]  # of a pull request
 
 
 class Body(BaseModel):
@@ -138,36 +117,17 @@ class HubRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler, which finds the body already validated."""
         handle = super().get_route_handler()
-        if self.body_field is None:
-            return handle
-        adapter: TypeAdapter[Any] = TypeAdapter(self.body_field.field_info.annotation or object)
+        adapter = TypeAdapter[Any]((self.body_field and self.body_field.field_info.annotation) or object)
 
         class JsonRequest(Request):
             async def json(self) -> Any:
                 return await to_thread.run_sync(parsed, await self.body(), adapter)
 
         async def handle_json(request: Request) -> Response:
+            current_request.set(request)
             return await handle(JsonRequest(request.scope, request.receive))
 
         return handle_json
-
-
-def base_url(request: Request) -> str:
-    """Return the address under which this client reaches the Hub."""
-    return str(request.base_url).rstrip("/")
-
-
-def next_page(request: Request, response: Response, **parameters: object) -> None:
-    """Add the address of the next page to an answer, as the clients expect it."""
-    url = request.url.include_query_params(**parameters)
-    path = quote(request.scope["raw_path"].decode("ascii"), safe="/%") if "raw_path" in request.scope else url.path
-    response.headers["Link"] = f'<{base_url(request)}{path}?{url.query}>; rel="next"'
-
-
-def timestamp(seconds: int) -> str:
-    """Format a time, in seconds since 1970, as the clients parse it. Pushed commits may have any."""
-    moment = datetime.fromtimestamp(min(max(seconds, 0), _LAST_SECOND), timezone.utc)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
 
 def kernels_only(kind: str) -> None:

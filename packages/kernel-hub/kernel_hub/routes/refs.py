@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import JSONResponse
 
-from kernel_hub.routes.parameters import Body, HubRoute, RepoId, Revision, TheCaller, TheHub, in_turn
+from kernel_hub.http.turns import in_turn
+from kernel_hub.routes.parameters import Body, HubRoute, Number, RepoId, Revision, TheCaller, TheHub
 
 router = APIRouter(route_class=HubRoute)
 
@@ -73,9 +74,6 @@ def delete_tag(repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCall
     """Delete a tag."""
     hub.to_write(repo_id, caller).refs.delete("tags", revision)
     return {"success": True}
-
-
-Number = Annotated[int, Path(ge=1, lt=2**31)]
 
 
 @router.delete("/api/kernels/{organization}/{name}/discussions/{number}")

@@ -18,22 +18,10 @@ from starlette.responses import JSONResponse
 from kernel_hub.git.commits import ATTRIBUTES_OID
 from kernel_hub.git.objects import TreeEntry
 from kernel_hub.git.revisions import QUICK_BYTES, TREE_BYTES
-from kernel_hub.http.turns import take_turn
+from kernel_hub.http.turns import in_turn, take_turn
 from kernel_hub.refusals import Refusal, bad_request, no_entry
-from kernel_hub.routes.content import content_response
-from kernel_hub.routes.parameters import (
-    Body,
-    EntryPath,
-    HubRoute,
-    RepoId,
-    Revision,
-    TheCaller,
-    TheHub,
-    in_turn,
-    next_page,
-    parsed,
-    timestamp,
-)
+from kernel_hub.routes.parameters import Body, EntryPath, HubRoute, RepoId, Revision, TheCaller, TheHub, parsed
+from kernel_hub.routes.responses import content_response, next_page, timestamp
 
 router = APIRouter(route_class=HubRoute)
 # Comes last: it matches routes of kernels with an organization or a name `resolve`, too.
@@ -50,14 +38,6 @@ def _item(entry: TreeEntry) -> dict[str, Any]:
     if entry.large:
         item["lfs"] = {"oid": entry.large.sha256, "size": entry.large.size, "pointerSize": entry.size}
     return item
-
-
-def _is_hubs_own(entry: TreeEntry) -> bool:
-    """Return whether this is the file that tells `git` of large files.
-
-    It is not listed: clients that download only builds would miss it, and find their cache incomplete without a Hub.
-    """
-    return entry.path == ".gitattributes" and entry.oid == ATTRIBUTES_OID
 
 
 @router.get("/api/kernels/{organization}/{name}/tree/{revision}", operation_id="list_top")
@@ -79,7 +59,9 @@ def list_folder(
     repository = hub.to_read(repo_id, caller)
     commit = repository.refs.resolve(revision)
     entries = repository.revisions.entries(commit, path, recursive=recursive, after=cursor, count=TREE_PAGE + 1)
-    response = JSONResponse([_item(entry) for entry in entries[:TREE_PAGE] if not _is_hubs_own(entry)])
+    # Clients that download only builds would miss the Hub's own file, and find their cache incomplete without a Hub.
+    own = (".gitattributes", ATTRIBUTES_OID)
+    response = JSONResponse([_item(entry) for entry in entries[:TREE_PAGE] if (entry.path, entry.oid) != own])
     if len(entries) > TREE_PAGE:
         last = entries[TREE_PAGE - 1]
         next_page(request, response, cursor=last.path.removeprefix(f"{path}/") + "/" * last.is_folder)
@@ -120,7 +102,7 @@ async def paths_info(
         found = repository.revisions.find_all(commit, (path.rstrip("/") for path in _paths(body, is_json)))
         return JSONResponse([_item(entry) for entry in found.values()])
 
-    return await take_turn(request, look)
+    return await take_turn(look)
 
 
 @router.get("/api/kernels/{organization}/{name}/commits/{revision}")
@@ -173,8 +155,8 @@ async def resolve(
         return content_response(request, hub, repository, entry, commit)
 
     try:
-        return await take_turn(request, partial(find, QUICK_BYTES), "quick")
+        return await take_turn(partial(find, QUICK_BYTES), "quick")
     except Refusal as refusal:
         if refusal.status_code != 413:
             raise
-    return await take_turn(request, partial(find, TREE_BYTES))
+    return await take_turn(partial(find, TREE_BYTES))

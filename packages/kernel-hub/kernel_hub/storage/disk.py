@@ -1,15 +1,20 @@
-"""Durable writes, and files that only the server's user may read."""
+"""Durable writes, files that only the server's user may read, and locks that a holder's death frees."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 from kernel_format.errors import ConfigError
+from kernel_format.files import locked
+from kernel_hub.refusals import busy, no_repository
 
 BLOCK = 4096  # bytes of a file system's block
+LOCK_SECONDS = 50.0  # a commit takes some 0.1 s, and proxies wait for 60 s by default
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -49,3 +54,39 @@ def _restrict(path: Path, mode: int) -> None:
     with suppress(OSError):  # it belongs to another user, who has chosen the mode, or cannot be written
         if path.stat().st_mode & 0o777 != mode:
             path.chmod(mode)
+
+
+def exclusive_lock(path: Path, name: str) -> AbstractContextManager[None]:
+    """Hold the lock at `path`.
+
+    Raises:
+        Refusal: If another thread or process holds it for longer than `LOCK_SECONDS`.
+    """
+
+    def give_up() -> NoReturn:
+        raise busy(f"{name} has been locked for {LOCK_SECONDS:.0f} s; try again")
+
+    return locked(path, waiting=give_up, patience=LOCK_SECONDS)
+
+
+@contextmanager
+def repository_lock(path: Path, repo_id: str) -> Iterator[None]:
+    """Hold the lock of the repository at `path`.
+
+    The lock file is beside the repository. Inside, it would move when the repository is renamed or deleted, and a
+    waiting process would create the directory again. It is deleted if the repository is no longer at `path`.
+
+    Raises:
+        Refusal: If there is no such repository, or its lock is not free in time.
+    """
+    if not path.is_dir():
+        raise no_repository(repo_id)
+    lock = path.with_name(f".lock-{path.name}")
+    with exclusive_lock(lock, repo_id):
+        try:
+            if not path.is_dir():
+                raise no_repository(repo_id)
+            yield
+        finally:
+            if not path.is_dir():
+                lock.unlink(missing_ok=True)

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from kernel_hub import names
 from kernel_hub.refusals import bad_request
-from kernel_hub.storage.disk import private_directory, sync_filesystem
-from kernel_hub.storage.locks import exclusive_lock
+from kernel_hub.storage.disk import exclusive_lock, private_directory, sync_filesystem
 
 
 class IncomingFile:

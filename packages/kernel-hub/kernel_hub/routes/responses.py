@@ -1,10 +1,11 @@
-"""Responses that carry a file, whole or a range of it, with the headers that the clients read."""
+"""Responses that carry a file, whole or a range of it, with the headers that the clients read; addresses and times."""
 
 from __future__ import annotations
 
 import mimetypes
 import re
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import PurePosixPath
 from typing import IO
 from urllib.parse import quote
@@ -18,6 +19,7 @@ from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal, no_entry
 
 BLOCK = 256 << 10
+_LAST_SECOND = int(datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp())
 
 # Files are untrusted: none of them may run scripts in a reader's browser.
 _SANDBOX = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
@@ -105,3 +107,21 @@ def _blocks(file: IO[bytes], start: int, end: int) -> Iterator[bytes]:
                 raise OSError("a large file is shorter than its size; run `kernel-hub check`")
             start += len(block)
             yield block
+
+
+def base_url(request: Request) -> str:
+    """Return the address under which this client reaches the Hub."""
+    return str(request.base_url).rstrip("/")
+
+
+def next_page(request: Request, response: Response, **parameters: object) -> None:
+    """Add the address of the next page to an answer, as the clients expect it."""
+    url = request.url.include_query_params(**parameters)
+    path = quote(request.scope["raw_path"].decode("ascii"), safe="/%") if "raw_path" in request.scope else url.path
+    response.headers["Link"] = f'<{base_url(request)}{path}?{url.query}>; rel="next"'
+
+
+def timestamp(seconds: int) -> str:
+    """Format a time, in seconds since 1970, as the clients parse it. Pushed commits may have any."""
+    moment = datetime.fromtimestamp(min(max(seconds, 0), _LAST_SECOND), timezone.utc)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.000Z")
