@@ -23,8 +23,7 @@ from kernel_format.errors import ConfigError
 from kernel_format.signatures import Signers, key_bundle
 from kernel_judge.judge.candidate_files import candidate_digest
 from kernel_judge.judge.verdict import Speedup, Verdict
-from kernel_judge.leaderboard.result import read_results, signed_result
-from kernel_judge.leaderboard.second_judgement import judge_again
+from kernel_judge.leaderboard.result import judge_again, read_results, signed_result
 from tests.support.cli import invoke
 
 KEY = Ed25519PrivateKey.generate()

@@ -12,8 +12,8 @@ from kernel_format.errors import ConfigError
 from kernel_format.signatures import read_signers
 from kernel_judge.cli.options import json_option, notify
 from kernel_judge.leaderboard.page import run_results, write_site
+from kernel_judge.leaderboard.result import judge_again as judge_again_best
 from kernel_judge.leaderboard.result import read_results
-from kernel_judge.leaderboard.second_judgement import judge_again as judge_again_best
 from kernel_judge.search.run_report import attempt_lines, make_report, summary_lines
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernel_judge.judge.gpu_block import GpuBlock
+from kernel_judge.judge.gpu_memory import GpuBlock
 
 # Pages get memory when they are first written.
 _CPU_BYTES = 64 << 30

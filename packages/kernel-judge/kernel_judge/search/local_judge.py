@@ -1,12 +1,20 @@
-"""Run the judge in a process of its own, one at a time on each device."""
+"""Run the judge in a process of its own, one at a time on each device: of this machine, or those of a Ray cluster.
+
+Agents, the log and `best/` of a search stay on this machine. Ray places each judging on a node with a free GPU, or in
+a cluster without GPUs spreads them over the nodes. The lock of the device is taken there, too: searches that do not
+use Ray respect it.
+"""
 
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import socket
 import subprocess
+import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,15 +24,16 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from kernel_format.cache_directory import default_cache
-from kernel_format.errors import ConfigError
+from kernel_format.errors import ConfigError, ToolchainError
 from kernel_judge.judge.verdict import EXIT_STATUS, NOT_JUDGED, Verdict
 from kernel_judge.search.limited_process import end_guard, guard
-from kernel_sandbox.programs import python_module, run_program
+from kernel_sandbox.programs import python_module, root_directory, run_program
 
 BUILDER = "kernel-builder"
 JUDGE_COMMAND = (BUILDER, "judge")
 _OUTPUT_TAIL = 2000  # characters of the judge's output, if it has no verdict
 _POLL = 0.05  # seconds between two looks for a free device or the end of the judge
+_CONNECT_SECONDS = 10
 
 
 class Judged(NamedTuple):
@@ -149,3 +158,82 @@ def free_device(devices: Mapping[str, Mapping[str, str]]) -> Iterator[Mapping[st
                 lock.release()
             return
         time.sleep(_POLL)
+
+
+@contextmanager
+def open_judge(settings: Mapping[str, Any], task: Path, is_stopping: Callable[[], bool]) -> Iterator[Judge]:
+    """Yield the judge of a search.
+
+    Args:
+        settings: Of `SearchRequest.judge_settings`: "command", "seconds" and "ray".
+        is_stopping: Asked often; True stops the judge on this machine.
+    """
+    command, seconds = tuple(settings["command"]), settings["seconds"]
+    if settings["ray"] is None:
+        yield LocalJudge(task, seconds=seconds, command=command, is_stopping=is_stopping).judge
+        return
+    with _ray_judge(settings["ray"], task, seconds=seconds, command=command) as judge:
+        yield judge
+
+
+@contextmanager
+def _ray_judge(address: str, task: Path, *, seconds: float, command: Sequence[str]) -> Iterator[Judge]:
+    """Connect to a cluster, and leave it at the end."""
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise ToolchainError(
+            "Ray is not installed", where="--ray", hint="pip install torch-kernel-judge[ray]"
+        ) from error
+    try:
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        if host and port.isdigit():  # Ray itself would wait for minutes
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+        with root_directory():  # Ray's processes import modules of the current one
+            ray.init(address=address, log_to_driver=False, configure_logging=False)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ToolchainError(
+            f"there is no Ray cluster at {address}: {str(error).splitlines()[0]}",
+            where="--ray",
+            hint="start one with `ray start --head`, and give the address that it prints",
+        ) from error
+    try:
+        gpus = ray.cluster_resources().get("GPU", 0)
+        options = {"num_gpus": 1} if gpus else {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
+        # Without retries: a candidate that takes its node down must not take the next one.
+        remote: Any = ray.remote(max_retries=0, **options)(judge_packed)
+        packed = _packed(task)
+
+        def judge(candidate: Path) -> Judged:
+            try:
+                judged: Judged = ray.get(remote.remote(_packed(candidate), packed, seconds, command))
+            except ray.exceptions.RayError as error:
+                return Judged(None, f"the node that judged has failed: {str(error).splitlines()[0]}", 0.0)
+            return judged
+
+        yield judge
+    finally:
+        ray.shutdown()
+
+
+def judge_packed(candidate: bytes, task: bytes, seconds: float, command: Sequence[str]) -> Judged:
+    """Judge a packed candidate on this node."""
+    with tempfile.TemporaryDirectory() as scratch:
+        judge = LocalJudge(_unpacked(task, Path(scratch, "task")), seconds=seconds, command=command)
+        return judge.judge(_unpacked(candidate, Path(scratch, "candidate")))
+
+
+def _packed(path: Path) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        archive.add(path, path.name)
+    return buffer.getvalue()
+
+
+def _unpacked(content: bytes, directory: Path) -> Path:
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        # Python before 3.10.12 and 3.11.4 has no filter; the archive is of `_packed`.
+        archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
+        archive.extractall(directory)
+    (unpacked,) = directory.iterdir()
+    return unpacked

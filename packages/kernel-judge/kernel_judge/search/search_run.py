@@ -13,12 +13,11 @@ from typing import Any
 from kernel_format.errors import ConfigError
 from kernel_format.files import locked
 from kernel_judge.judge.verdict import Notify
-from kernel_judge.search import agent_files, best_kernel
-from kernel_judge.search.local_judge import judging_devices
+from kernel_judge.search import best_kernel
+from kernel_judge.search.local_judge import judging_devices, open_judge
 from kernel_judge.search.run_log import FINISHED, LOG, STARTED, RunLog
-from kernel_judge.search.search_judge import open_judge
 from kernel_judge.search.search_request import SearchRequest, agent_command
-from kernel_judge.search.supervisor import Supervisor
+from kernel_judge.search.supervisor import Supervisor, prepare, repo_id
 from kernel_judge.search.workspace import task_path
 from kernel_tasks import Task, read_task
 
@@ -57,7 +56,7 @@ def _search(request: SearchRequest, task: Task, log: RunLog, notify: Notify) -> 
                 hint="go on with the same, or name another directory with --run",
             )
     backends = _backends(request, task)
-    agent_files.prepare(request, task, backends)
+    prepare(request, task, backends)
     judging = request.judge_settings()
     log.append(STARTED, **settings, attempts=request.attempts, judge=judging, version=version("torch-kernel-judge"))
     stopping = threading.Event()
@@ -67,7 +66,7 @@ def _search(request: SearchRequest, task: Task, log: RunLog, notify: Notify) -> 
     best = None
     if chosen:
         made, verdict = chosen
-        best_kernel.write_best(made, verdict, repo_id=agent_files.repo_id(task), backends=backends)
+        best_kernel.write_best(made, verdict, repo_id=repo_id(task), backends=backends)
         best = {
             "attempt": made.attempt,
             "try": made.number,

@@ -1,4 +1,4 @@
-"""Run the attempts of a search: call the agents, judge their kernels, and log the results.
+"""Prepare a search and run its attempts: call the agents, judge their kernels, and log the results.
 
 The log decides which steps remain. A try is in it twice: when its agent has ended and the candidate is frozen, and when
 it has a verdict. A search that was killed therefore calls no agent again whose candidate it has, and judges nothing
@@ -7,19 +7,24 @@ that has a verdict.
 
 from __future__ import annotations
 
+import re
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
-from kernel_judge.judge.candidate_files import candidate_digest
+from kernel_builder.api import create_project
+from kernel_format.errors import ConfigError
+from kernel_format.files import replaced_directory
+from kernel_judge.judge.candidate_files import candidate_digest, copy_candidate
 from kernel_judge.judge.verdict import Notify, cause
 from kernel_judge.search import workspace as files
 from kernel_judge.search.limited_process import run_limited
 from kernel_judge.search.local_judge import Judge
 from kernel_judge.search.run_log import AGENT_ENDED, TRY_ENDED, Event, RunLog
-from kernel_judge.search.search_request import PlannedAttempt, SearchRequest, agent_command
+from kernel_judge.search.search_request import REFERENCE, SKILL, PlannedAttempt, SearchRequest, agent_command
 from kernel_judge.search.tries import Try
-from kernel_judge.search.workspace import Workspace
+from kernel_judge.search.workspace import PROJECT, Workspace
 from kernel_tasks import Task
 
 _OUTPUT_TAIL = 2000  # bytes of an agent's output, for the feedback on a failure
@@ -128,3 +133,33 @@ class Supervisor:
             lines.append(f"It ended with exit status {call['exit-status']} and this output:\n\n```\n{tail}\n```\n")
         lines.append(files.verdict_text(made.verdict) if made.verdict else made.reason)
         return "\n".join(lines) + "\n"
+
+
+def repo_id(task: Task) -> str:
+    """Return a repository for the kernel of a task, whose name has small letters, digits and dashes, a letter first."""
+    words = re.sub(r"[^a-z0-9]+", "-", task.name.lower()).strip("-")
+    name = words if re.fullmatch(r"[a-z][-a-z0-9]*[a-z0-9]", words) else f"kernel-{words}".rstrip("-")
+    return f"local/{name}"
+
+
+def prepare(request: SearchRequest, task: Task, backends: Sequence[str]) -> None:
+    """Create `given/` in the directory of a search, unless an earlier start of the search has created it."""
+    given = request.run / "given"
+    if given.is_dir():
+        return
+    wanted = {name for context in request.contexts for name in context}
+    if REFERENCE in wanted and not request.references:
+        raise ConfigError("no file is named", where="--context reference", hint="add --reference FILE")
+    with replaced_directory(given) as staged:
+        task.save(staged / "task")
+        create_project(staged / PROJECT, repo_id(task), backends, license_name="apache-2.0")
+        if SKILL in wanted:
+            (staged / "context").mkdir()
+            copy_candidate(request.skill, staged / "context" / SKILL)  # an agent may have written it
+        if REFERENCE in wanted:
+            (staged / "context" / REFERENCE).mkdir(parents=True)
+        for source in request.references if REFERENCE in wanted else ():
+            for path in (source, *source.rglob("*")):
+                if path.is_symlink():
+                    raise ConfigError("is a symbolic link", where=str(path), hint="name the file itself")
+            copy_candidate(source.resolve(), staged / "context" / REFERENCE / source.resolve().name)

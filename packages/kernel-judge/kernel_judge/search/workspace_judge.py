@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 
 from kernel_format.errors import KernelBuilderError
+from kernel_judge.search.local_judge import open_judge
 from kernel_judge.search.run_log import LOG, STARTED, read_events
-from kernel_judge.search.search_judge import open_judge
 from kernel_judge.search.workspace import PROJECT, take_candidate, task_path, verdict_text
 
 
