@@ -85,8 +85,8 @@ class State:
 
     @torch.inference_mode(False)
     def __init__(self, kind: tuple, call: GenerateCall, capacity: int, wait: Callable[[], None]) -> None:
-        """Allocate `capacity` tokens for calls of one kind. `wait` returns when the GPU has finished all graphs."""
-        self.kind, self._wait = kind, wait
+        """Allocate memory for `capacity` tokens. `wait` returns when the GPU has finished all graphs."""
+        self.kind, self._wait = kind, wait  # kind: the number of sequences, and what else its calls share
         last = None if call.position_ids is None else call.position_ids[..., -1:]
         # The position in the cache, the number of tokens, and position ids: each step adds one to all.
         self._counters = call.input_ids.new_zeros(2 + (0 if last is None else last.numel()), dtype=torch.long)

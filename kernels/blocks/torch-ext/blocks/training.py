@@ -99,7 +99,7 @@ def recompute_gate(editor: Editor, node: Node) -> None:
 
 
 def gated_linear(gate: str, options: Any, inputs: Any, weight: Tensor, bias: Any) -> Tensor:
-    """Return `linear(gate(*inputs, **options), weight, bias)`, and keep the inputs. `gate` is a function of `geglu`."""
+    """Return `linear(gate(*inputs, **options), weight, bias)`, keeping the inputs; `gate` is the name of a function."""
     gated = partial(getattr(geglu, gate), **options)
     return _GatedLinear.apply(gated, gated(*inputs), weight, bias, *inputs)
 
