@@ -1,8 +1,6 @@
 """Calls of attention without masks and copies that it does not need.
 
-A causal mask that a graph makes of constants is left to the attention, and so are keys and values that are copied for
-each head of the query. Where transformers may not look at position ids, as in a trace, it makes a mask in case these
-are of several texts.
+Where transformers may not look at position ids, as in a trace, it makes a mask in case these are of several texts.
 """
 
 from typing import Any
@@ -43,8 +41,7 @@ def group_heads(editor: Editor, node: Node) -> None:
 
     With a mask, and in float32 or before capability 8.0 on CUDA, Torch would choose an attention that keeps all scores.
     """
-    is_attention = operation(node) == _ATTENTION
-    if not is_attention or argument(node, 3, "attn_mask") is not None or node.kwargs.get("enable_gqa"):
+    if operation(node) != _ATTENTION or argument(node, 3, "attn_mask") is not None or node.kwargs.get("enable_gqa"):
         return
     query, *copies = (argument(node, index, name) for index, name in enumerate(_NAMES[:3]))
     memory = [unrepeated(copy) for copy in copies]

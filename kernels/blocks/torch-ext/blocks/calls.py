@@ -41,10 +41,7 @@ class Call:
 
 
 def take_apart(args: tuple, kwargs: dict[str, Any], device: torch.device, modes: tuple) -> Call:
-    """Take apart the arguments of a call of a model on `device`, under global settings `modes`.
-
-    Raise `Refused` if an argument is not a value that two calls can be compared by, or a tensor not on `device`.
-    """
+    """Take apart a call of a model on `device`, under global settings `modes`; or raise `Refused`."""
     leaves, structure = tree_flatten((args, kwargs))
     caches: dict[str, Any] = {}
 

@@ -1,8 +1,4 @@
-"""The kernels of decode in the graph of a decoding step.
-
-The products of a step have few rows, and its attention one token: the kernels read weights and cached states once, at
-the speed of the memory.
-"""
+"""The kernels of decode in the graph of a decoding step: its products have few rows, and its attention one token."""
 
 import math
 from typing import Any, Optional
@@ -73,9 +69,8 @@ def _join_residual(editor: Editor, node: Node) -> None:
         return
     for part, residual in (node.args, node.args[::-1]):
         product = _product(part, users=1)
-        if product is None or part is residual or not is_alike(node, part, residual):
-            continue
-        if editor.may_join([part], node):
+        is_sum = part is not residual and is_alike(node, part, residual)
+        if product is not None and is_sum and editor.may_join([part], node):
             options = {"residual": residual, "constant_weights": _are_constant(editor, product[1])}
             editor.replace_by_call(node, decode.linear, product, options)
             return
@@ -181,18 +176,14 @@ def _unrotated(editor: Editor, node: Node, query: Any, writes: list[Any]) -> Opt
 def _rotated(rotation: Any) -> Optional[tuple[Node, Node, dict[str, Any]]]:
     """Return q and k before a rotation, and the options by which `decode.attention` rotates, or None."""
     options = dict(rotation.kwargs)
-    if rotation.target is rope3d.apply_rotary:
-        q, k, cos, sin = rotation.args
-        norm: dict[str, Any] = {}
-    elif rotation.target is rope3d.norm_rotary and options.pop("norm") == "head":
-        q, k, query_weight, key_weight, cos, sin = rotation.args
-        norm = {"query_weight": query_weight, "key_weight": key_weight}
-        norm |= {name: options.pop(name) for name in ("eps", "offset", "rounding")}
-    else:
+    if rotation.target not in (rope3d.apply_rotary, rope3d.norm_rotary) or options.pop("norm", "head") != "head":
         return None
+    q, k, *weights, cos, sin = rotation.args  # weights of norms, if it has these
+    norm = {name: options.pop(name) for name in ("eps", "offset", "rounding") if name in options}
+    norm |= zip(("query_weight", "key_weight"), weights)
     if k is None or options.pop("pairs") != "half" or not fits(q) or shape_of(q)[-1] not in _ROTATED_ELEMENTS:
         return None
-    width, weights = shape_of(q)[-1], [norm[name] for name in ("query_weight", "key_weight") if norm]
+    width = shape_of(q)[-1]
     if options.pop("rotary_dim", width) != width or options:
         return None
     if not all(fits(part, dtype_of(q)) for part in (k, cos, sin, *weights)):

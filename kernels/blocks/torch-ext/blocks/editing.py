@@ -58,7 +58,6 @@ class Editor:
         return new
 
     def insert_part(self, before: Node, results: Node, index: int, like: Node) -> Node:
-        """Insert a read of one of several results."""
         return self.insert(before, operator.getitem, (results, index), like=like)
 
     def repeat_views(self, before: Node, views: Iterable[Node], x: Node) -> Node:
@@ -78,9 +77,9 @@ class Editor:
 
     def erase_unused(self, node: Node) -> None:
         """Erase a node without users, and operands that have none then."""
-        if node in self._erased or node.users or node.op not in ("call_method", "call_function") or changes(node):
-            return
-        self.erase(node)
+        is_call = node.op in ("call_method", "call_function")
+        if is_call and node not in self._erased and not node.users and not changes(node):
+            self.erase(node)
 
     def erase(self, node: Node) -> None:
         """Erase a node that nothing reads, and operands that have no reader then. Another node may do its writes."""
@@ -151,7 +150,6 @@ class Editor:
 
 
 def _result_of(node: Node) -> Any:
-    """Compute the fake result of a call."""
     call = getattr(Tensor, node.target) if isinstance(node.target, str) else node.target
     return call(*map_arg(node.args, value), **map_arg(node.kwargs, value))  # sizes are nodes, and may be in a tuple
 

@@ -1,8 +1,4 @@
-"""Norms, modulations, gates, residual sums and gated activations by the kernels, in a graph of Dynamo's.
-
-Each pass looks for one kind of operation, from the last node of the graph to the first. The kernel is called where the
-last of its operations stood.
-"""
+"""Norms, modulations, gates, residual sums and gated activations by the kernels, in a graph of Dynamo's."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -23,7 +19,6 @@ from .training import GATES, gated_linear, join_loss, recompute_gate
 HAS_EPILOGUE = DEVICE == "cuda"  # for a GELU: on the CPU it is the exact one
 _RESULTS = {"add", "mul", "div", "cast", "layer_norm", "rms_norm"}  # the last operations of the patterns
 _NORMS = (rmsnorm.rms_norm, adaln.ada_layer_norm, adaln.ada_rms_norm)
-
 
 # The operation of a kernel's function, for the report, and the package that it is from.
 KERNELS_OF = {

@@ -2,8 +2,6 @@
 
 The loop takes the place of `_sample`, the method in which `generate` decodes greedily and samples. `generate` itself
 stays transformers', and so does `_sample` for the prefill, for the first token, and for calls that no graph serves.
-
-This module imports transformers: import it only for a model of transformers.
 """
 
 import time

@@ -73,7 +73,6 @@ class GenerateCall:
         self.is_filled = bool(config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False))
         self.windows = self._windows(text_config)
         keeps = config.return_dict_in_generate and (config.output_scores or config.output_logits)
-        # Why tokens are chosen outside of the graph.
         self.by_hand: Optional[str] = "the caller gets scores or logits" if keeps else None
         for criterion in self.criteria:
             if type(criterion) is MaxTimeCriteria:

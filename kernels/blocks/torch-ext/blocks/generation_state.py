@@ -81,15 +81,12 @@ class FixedCache(Cache):
 
 
 class State:
-    """The memory of the sequences of one call, and the graphs of steps on it.
-
-    `kind` is the number of sequences, and the other properties that its calls share.
-    """
+    """The memory of the sequences of one call, and the graphs of steps on it."""
 
     @torch.inference_mode(False)
     def __init__(self, kind: tuple, call: GenerateCall, capacity: int, wait: Callable[[], None]) -> None:
         """Allocate memory for `capacity` tokens. `wait` returns when the GPU has finished all graphs."""
-        self.kind, self._wait = kind, wait
+        self.kind, self._wait = kind, wait  # kind: the number of sequences, and what else its calls share
         last = None if call.position_ids is None else call.position_ids[..., -1:]
         # The position in the cache, the number of tokens, and position ids: each step adds one to all.
         self._counters = call.input_ids.new_zeros(2 + (0 if last is None else last.numel()), dtype=torch.long)
@@ -150,18 +147,15 @@ class State:
     def compute(self, model: Any, call: GenerateCall, prompt: int, forward: Callable[..., Any]) -> Tensor:
         """Return the logits, [batch, vocabulary], of the token after the present one, which is cached.
 
-        This and `finish` are all of one step, on the device, and captured by a graph. This alone may be repeated.
-
-        The first step may compute a prompt, whose last token is the present one: `prompt` tokens, of which masks leave
-        out those after it until new ones take their place.
+        A graph captures this and `finish`. This alone may be repeated. The first step may compute `prompt` tokens, of
+        which masks leave out those after the present one until new ones take their place.
         """
         masks = self.cache.begin_step()
         ids, cache, positions, options = self.token, self.cache, self.position_ids, {**call.options}
         if prompt:
             ids, cache, options["logits_to_keep"] = self.ids[:, :prompt], DynamicCache(), self.length - 1
-            positions = (
-                positions if positions is None else self.cache.positions[:prompt].expand(*positions.shape[:-1], -1)
-            )
+            if positions is not None:
+                positions = self.cache.positions[:prompt].expand(*positions.shape[:-1], -1)
         else:
             if model.config.get_text_config(decoder=True)._attn_implementation == "eager":  # it adds masks to products
                 dtype = self.cache.layers[0].keys.dtype
@@ -189,7 +183,7 @@ class State:
     def finish(self, call: GenerateCall, logits: Tensor) -> None:
         """Choose a token by its logits, and find out which sequences end; or keep the logits."""
         if call.by_hand is None:
-            self._put(self._choose(logits, call, self.ids, {}), call)
+            self._choose(logits, call, self.ids, {})
             self.end(call)
             return
         if self.logits is None or self.logits.shape != logits.shape:
@@ -199,11 +193,11 @@ class State:
 
     def choose_by_hand(self, call: GenerateCall, length: int, kept: dict[str, Any]) -> None:
         """Choose tokens outside of a graph, after the logits of a step. `kept` gets the scores and the logits."""
-        self._put(self._choose(self.logits.clone(), call, self.ids[:, :length], kept), call)
+        self._choose(self.logits.clone(), call, self.ids[:, :length], kept)
         self.end(call, call.criteria(self.ids[:, : length + 1], kept.get("scores")))
 
-    def _choose(self, scores: Tensor, call: GenerateCall, ids: Tensor, kept: dict[str, Any]) -> Tensor:
-        """Return the chosen tokens, [batch]."""
+    def _choose(self, scores: Tensor, call: GenerateCall, ids: Tensor, kept: dict[str, Any]) -> None:
+        """Choose tokens by scores, [batch, vocabulary], and append them."""
         if kept.get("logits") is not None:
             kept["logits"] += (scores,)
         for processor in call.processors:
@@ -215,9 +209,7 @@ class State:
             # As `torch.multinomial` for one sample, without its checks, for which the host would wait.
             probabilities = scores.float().softmax(-1)
             scores = probabilities / torch.empty_like(probabilities).exponential_()
-        return _best(scores)
-
-    def _put(self, chosen: Tensor, call: GenerateCall) -> None:
+        chosen = _best(scores)
         if call.pad is None:
             self.token.copy_(chosen[:, None])
         else:

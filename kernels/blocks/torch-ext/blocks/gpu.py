@@ -53,10 +53,7 @@ class Gpu:
         return torch.cuda.graph_pool_handle()
 
     def capture(self, run: Callable[[], Any], pool: Any, device: torch.device) -> tuple[Callable[[], None], Any, int]:
-        """Capture `run`. Return a function that repeats it, the result of `run`, and the memory that it took.
-
-        Raise `Refused` if it cannot be captured. Torch and CUDA are as before then.
-        """
+        """Return a function that repeats `run`, its result and its memory; or raise `Refused`, with CUDA as before."""
         if self._stream is None:
             # Not Torch's one stream for captures: cuBLAS has a workspace for each stream, and graphs that are captured
             # on one stream must not run at the same time.
@@ -122,7 +119,6 @@ class Gpu:
         return receive
 
     def memory(self, device: torch.device) -> int:
-        """Return the bytes of memory that the GPU has."""
         return torch.cuda.get_device_properties(device).total_memory
 
     def release(self) -> None:
@@ -147,8 +143,7 @@ def _end_capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> bool
     try:
         driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
         handle = ctypes.c_void_p(stream.cuda_stream)
-        relaxed = 2
-        if driver.cuStreamBeginCapture_v2(handle, relaxed) != 0:
+        if driver.cuStreamBeginCapture_v2(handle, 2) != 0:  # 2: relaxed
             return False
         with torch.cuda.stream(stream), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the graph is empty

@@ -78,10 +78,9 @@ class Captures:
     def _capture(
         self, forward: Callable, call: Callable, finish: Callable, device: torch.device, passes: Any = ()
     ) -> tuple[Callable[[], None], Any]:
-        """Capture `finish(call(forward))`, with kernels, and by `passes` others, in place of the forward's operations.
+        """Capture `finish(call(forward))`, with kernels by `fuse` and `passes`; if they are None, without kernels.
 
-        If `passes` is None, capture these. Return a function that repeats it, and the result. Raise `Refused` if it
-        cannot be captured.
+        Return a function that repeats it, and the result. Raise `Refused` if it cannot be captured.
         """
         if not self.counts.held:  # the memory of a pool without graphs is gone
             self._pool, self._pool_bytes = self._gpu.new_pool(), 0
@@ -150,12 +149,11 @@ class GraphRunner(Captures):
         if self._changes > _CHANGES and self._calls % _PERIOD:
             raise Refused(self._change)  # a snapshot takes more time than some forwards
         device = self._device_of(model)
-        if is_watched() or is_forward_mode() or is_transformed():
-            raise Refused("a function mode, forward-mode differentiation or a transform of torch.func is active")
+        is_special = is_watched() or is_forward_mode() or is_transformed()
+        refuse_if((is_special, "a function mode, forward-mode differentiation or a transform of torch.func is active"))
         call = take_apart(args, kwargs, device, self._gpu.modes())
         tensors = (*call.tensors, *model.parameters()) if torch.is_grad_enabled() else ()
-        if any(tensor.requires_grad for tensor in tensors):
-            raise Refused("gradients are needed")
+        refuse_if((any(tensor.requires_grad for tensor in tensors), "gradients are needed"))
         return call
 
     def _run(self, model: nn.Module, call: Call, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -169,8 +167,7 @@ class GraphRunner(Captures):
         shape = self._shapes.get(call.key)
         if shape is not None:
             self._shapes.move_to_end(call.key)
-            if shape.refused is not None:
-                raise Refused(shape.refused)
+            refuse_if((shape.refused is not None, shape.refused))
             if shape.replay is not None:
                 with self._gpu.in_order(call.device):
                     for static, tensor in zip(shape.inputs, call.tensors):

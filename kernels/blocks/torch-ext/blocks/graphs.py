@@ -1,8 +1,7 @@
 """Models whose forward, and whose `generate`, ask for CUDA graphs first: classes derived from the model's own.
 
-A replay repeats the captured operations and runs no Python of the model. A graph therefore serves only calls whose
-arguments differ in the contents of tensors alone (`calls.py`), while the model is in the captured state
-(`snapshots.py`). Everything else runs the model's own forward, and the counts show the reasons.
+A replay runs no Python of the model. It serves only calls that differ in the contents of tensors (`calls.py`), while
+the model is in the captured state (`snapshots.py`). Other calls run the model's own forward, and are counted.
 """
 
 import functools

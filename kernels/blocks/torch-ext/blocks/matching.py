@@ -6,6 +6,7 @@ matches a norm, and binds `x` and `eps` to their nodes or values in the graph. `
 a float32 value rounded to the dtype of x, so a pattern states where its formula rounds.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
@@ -22,6 +23,7 @@ _NORMS: dict[str, dict[str, Any]] = {  # their parameters after the shape, and t
     "layer_norm": {"weight": None, "bias": None, "eps": 1e-5},
     "rms_norm": {"weight": None, "eps": None},
 }
+WIDE = (torch.float32, torch.float64)
 CHANGES = {"setitem", "iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior"}
 
 
@@ -76,23 +78,16 @@ def changes(node: Node) -> bool:
 
 def unwidened(node: Any) -> Any:
     """Return the value of which a node is a cast to float32 or float64, or the node."""
-    while operation(node) == "cast" and dtype_of(node) in (torch.float32, torch.float64):
-        if not value(node.args[0]).is_floating_point():
-            break
+    while operation(node) == "cast" and dtype_of(node) in WIDE and value(node.args[0]).is_floating_point():
         node = node.args[0]
     return node
 
 
-def added_dimensions(node: Any) -> Iterator[Node]:
-    """Return a node and the values that it is made of by adding dimensions, up to the first other operation."""
-    while isinstance(node, Node):
-        yield node
-        name = operation(node)
-        index = node.args[1] if name == "getitem" and is_tensor(node.args[0]) else ()
-        adds = bool(index) and isinstance(index, tuple) and all(part is None or part == slice(None) for part in index)
-        if name != "unsqueeze" and not adds:
-            return
-        node = node.args[0]
+def _adds_dimensions(node: Any) -> bool:
+    name = operation(node)
+    index = node.args[1] if name == "getitem" and is_tensor(node.args[0]) else ()
+    adds = bool(index) and isinstance(index, tuple) and all(part is None or part == slice(None) for part in index)
+    return adds or name == "unsqueeze"
 
 
 @dataclass(frozen=True)
@@ -129,11 +124,7 @@ class Pattern:
     __truediv__, __pow__ = _operator("div"), _operator("pow")
 
     def __or__(self, other: "Pattern") -> "Pattern":
-        def find(node: Any, match: Match, dtype: Optional[torch.dtype]) -> Iterator[Match]:
-            yield from self.find(node, match, dtype)
-            yield from other.find(node, match, dtype)
-
-        return Pattern(find)
+        return Pattern(lambda *operand: itertools.chain(self.find(*operand), other.find(*operand)))
 
 
 def named(name: str, number: bool = False, optional: bool = False) -> Pattern:
@@ -199,10 +190,12 @@ def one_plus(x: Pattern) -> Pattern:
     total = call("add", 1, x)
 
     def find(node: Any, match: Match, dtype: Optional[torch.dtype]) -> Iterator[Match]:
-        chain = list(added_dimensions(node))
-        if chain:
-            for found in total.find(chain[-1], match.through(chain[0]), dtype):
-                yield replace(found, values={**found.values, "views": tuple(chain[:-1])})
+        views, inner = [], node
+        while _adds_dimensions(inner):
+            views.append(inner)
+            inner = inner.args[0]
+        for found in total.find(inner, match.through(node), dtype):
+            yield replace(found, values={**found.values, "views": tuple(views)})
 
     return Pattern(find)
 

@@ -1,9 +1,8 @@
 """Graphs of the calls of Torch that one forward makes, for CUDA graphs.
 
-A CUDA graph repeats the kernels of one call, whatever the Python of the model would do the next time. The forward runs
-once on fake tensors, which have no memory: its calls of Torch are recorded, the kernels take the place of some
-(`fusions`), and the rest is captured without the model's Python. Code that asks a tensor for its elements or its
-address gets an error of Torch's. Nothing is guarded here: `graph_runner` decides when a graph is out of date.
+The forward runs once on fake tensors, which have no memory: its calls of Torch are recorded, the kernels take the
+place of some (`fusions`), and the rest is captured without the model's Python. Nothing is guarded here:
+`graph_runner` decides when a graph is out of date.
 """
 
 import operator
@@ -23,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from .calls import Refused, is_value
+from .calls import Refused, is_value, refuse_if
 from .kernel_set import DEVICE, PLAIN_TENSORS, is_transformed, off
 from .matching import changes
 
@@ -37,10 +36,7 @@ class Recording:
         self._cls = cls
 
     def record(self, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Return the result of `forward(*args, **kwargs)`, whose calls make up the graph, as fake tensors.
-
-        Raise `Refused` if the forward does not run on fake tensors, or does more than its calls of Torch.
-        """
+        """Return the fake result of `forward(*args, **kwargs)`, whose calls make up the graph, or raise `Refused`."""
         # Else Torch gives fake tensors an address: 0.
         with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
             writer = _Writer(self._cls, FakeTensorMode())
@@ -52,29 +48,26 @@ class Recording:
             leaves = register_module_forward_hook(writer.leave, always_call=True)
             with stance, off(), enters, leaves, writer.fakes, _Dispatched(writer), writer:
                 output = forward(*args, **kwargs)
-            self._leaves, self._structure = tree_flatten(output)
-            self._places = [index for index, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor)]
+            leaves_of_output, self._structure = tree_flatten(output)
+            results = [leaf for leaf in leaves_of_output if isinstance(leaf, Tensor)]
             writer.follow_autocast()
             inputs = (node.meta["example_value"] for node in writer.graph.nodes if node.op == "placeholder")
             self.writes_inputs = not writer.written.isdisjoint(fake.untyped_storage()._cdata for fake in inputs)
-            writer.graph.output([writer.node_of(self._leaves[index]) for index in self._places])
+            writer.graph.output(list(map(writer.node_of, results)))
         except Exception as error:
             name = "" if isinstance(error, Refused) else f"{type(error).__name__}: "
             reason = writer.obstacle or f"{name}{error}".strip().partition("\n")[0]
             raise Refused(f"it cannot be captured: {reason}") from None
-        for index in self._places:
-            self._leaves[index] = None
+        self._leaves = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves_of_output]
         # From the tensors in the arguments to a list of those in the result.
         self.module = GraphModule(writer.constants, writer.graph)
         return output
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result for other tensors in the arguments, by the calls of the graph."""
-        leaves = [*self._leaves]
         inputs = (leaf for leaf in tree_leaves((args, kwargs)) if type(leaf) in PLAIN_TENSORS)
-        for index, tensor in zip(self._places, Interpreter(self.module).run(*inputs)):
-            leaves[index] = tensor
-        return tree_unflatten(leaves, self._structure)
+        results = iter(Interpreter(self.module).run(*inputs))
+        return tree_unflatten([next(results) if leaf is Tensor else leaf for leaf in self._leaves], self._structure)
 
 
 class _Writer(TorchFunctionMode):
@@ -124,9 +117,8 @@ class _Writer(TorchFunctionMode):
         self._autocast = now
         if self._entered is not None:
             self.graph.call_function(_exit_autocast, (self._entered,))
-            self._entered = None
-        if now != self._around:
-            self._entered = self.graph.call_function(_enter_autocast, (DEVICE, *now))
+        is_around = now == self._around
+        self._entered = None if is_around else self.graph.call_function(_enter_autocast, (DEVICE, *now))
 
     def add_input(self, leaf: Any) -> Any:
         """Return the fake tensor of an input, or another leaf of the arguments."""
@@ -143,13 +135,11 @@ class _Writer(TorchFunctionMode):
 
     def _fake_of(self, leaf: Any) -> Any:
         if isinstance(leaf, FakeTensor):
-            if id(leaf) not in self._nodes:
-                raise Refused("it reads a tensor whose origin is not known")
+            refuse_if((id(leaf) not in self._nodes, "it reads a tensor whose origin is not known"))
             return leaf
         if not isinstance(leaf, Tensor):
             return leaf
-        if type(leaf) not in PLAIN_TENSORS:
-            raise Refused(f"it reads a {type(leaf).__name__}")
+        refuse_if((type(leaf) not in PLAIN_TENSORS, f"it reads a {type(leaf).__name__}"))
         node = self._constant(leaf)
         if "example_value" not in node.meta:
             self._name_result(node, self.fakes.from_tensor(leaf))
@@ -158,8 +148,7 @@ class _Writer(TorchFunctionMode):
     def _write(self, function: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
         if not _has_tensors(result) and not _has_tensors((args, kwargs)):
             return  # a setting, such as the mode of gradients
-        if is_transformed():
-            raise Refused("it uses a transform of torch.func")
+        refuse_if((is_transformed(), "it uses a transform of torch.func"))
         kind, target, args = _call_of(function, args)
         if not _has_tensors(result) and not changes(Node(self.graph, "", kind, target, (), {})):
             return  # a size or a dtype
@@ -174,9 +163,8 @@ class _Writer(TorchFunctionMode):
             self.graph.erase_node(node)  # it returned its argument
 
     def _name_results(self, node: Node, result: Any) -> None:
-        if isinstance(result, Tensor):
-            if id(result) not in self._nodes:
-                self._name_result(node, result)
+        if isinstance(result, Tensor) and id(result) not in self._nodes:
+            self._name_result(node, result)
         elif isinstance(result, (tuple, list)):
             for index, part in enumerate(result):
                 if _has_tensors(part):
@@ -198,18 +186,17 @@ class _Writer(TorchFunctionMode):
             return _DTYPES[value]
         if isinstance(value, torch.Generator):
             return self._constant(value)
-        if value is not Ellipsis and not is_value(value):
-            raise Refused(f"an argument of a call is a {type(value).__name__}")
+        is_known = value is Ellipsis or is_value(value)
+        refuse_if((not is_known, f"an argument of a call is a {type(value).__name__}"))
         return value
 
     def _constant(self, value: Any) -> Node:
-        node = self._nodes.get(id(value))
-        if node is None:
+        if id(value) not in self._nodes:
             name = f"constant_{len(self.constants)}"
             self.constants[name] = value
             with self.graph.inserting_before(next(iter(self.graph.nodes), None)):
-                node = self._nodes[id(value)] = self.graph.get_attr(name)
-        return node
+                self._nodes[id(value)] = self.graph.get_attr(name)
+        return self._nodes[id(value)]
 
 
 class _Dispatched(TorchDispatchMode):
@@ -224,8 +211,7 @@ class _Dispatched(TorchDispatchMode):
             self._writer.obstacle = f"other code than Python calls {function}"
         elif torch.Tag.inplace_view in function.tags:
             self._writer.obstacle = f"it changes the shape of a tensor in place ({function})"
-        if self._writer.obstacle is not None:
-            raise Refused(self._writer.obstacle)
+        refuse_if((self._writer.obstacle is not None, self._writer.obstacle))
         for argument in function._schema.arguments if function._schema.is_mutable else ():
             if argument.alias_info is not None and argument.alias_info.is_write:
                 given = dict(zip((argument.name for argument in function._schema.arguments), args)) | (kwargs or {})

@@ -39,9 +39,8 @@ class GraphCounts:
     def __str__(self) -> str:
         first = f"{self.captured} captured, {self.held} held in {self.memory / 2**20:.0f} MiB, {self.replays} replays"
         lines = [first if self.note is None else f"{first}; none can be captured now: {self.note}"]
-        for name in ("eager", "eager_steps", "by_hand"):
-            reasons: Counter[str] = getattr(self, name)
-            lines += (f"{number:6} x {name.replace('_', ' ')}: {reason}" for reason, number in reasons.items())
+        for name, reasons in (("eager", self.eager), ("eager steps", self.eager_steps), ("by hand", self.by_hand)):
+            lines += (f"{number:6} x {name}: {reason}" for reason, number in reasons.items())
         return "\n".join(lines)
 
 

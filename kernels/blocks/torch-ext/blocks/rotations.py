@@ -17,9 +17,8 @@ from torch.fx.node import map_arg
 
 from .editing import Editor, fits, is_part, is_view, origin, shares_memory
 from .kernel_set import rmsnorm, rope3d
-from .matching import dtype_of, is_tensor, operation, shape_of, unwidened, value
+from .matching import WIDE, dtype_of, is_tensor, operation, shape_of, unwidened, value
 
-_WIDE = (torch.float32, torch.float64)
 _SHAPES = {"view", "reshape", "flatten", "unflatten"}
 _PARTS = {"getitem", "unbind", "chunk", "split", "cast", "contiguous", "clone", "view_as_complex"}
 _FOLLOWED = _PARTS - {"cast"} | {"cat", "stack", "add", "sub", "neg", "view_as_real"}
@@ -58,7 +57,7 @@ class _Rows:
             parts = [self.run(store.args[2]) for store in assignments_to(node)]
             if [store.args[1] for store in assignments_to(node)] == _PAIRS:
                 return torch.stack(parts, -1).flatten(-2)
-        if name == "cast" and dtype_of(node.args[0]) in _WIDE and operation(node.args[0]) in _SUMS:
+        if name == "cast" and dtype_of(node.args[0]) in WIDE and operation(node.args[0]) in _SUMS:
             return self.run(node.args[0])  # it rounds a sum
         if name in _SHAPES:
             given, full = self.run(node.args[0]), shape_of(node)
@@ -111,7 +110,7 @@ class Rotation:
 
 def rotation_in(editor: Editor, node: Node) -> Optional[Rotation]:
     """Return the rotation whose result a node is, or None. The editor notes one that no kernel computes."""
-    is_rounded = operation(node) == "cast" and dtype_of(node.args[0]) in _WIDE
+    is_rounded = operation(node) == "cast" and dtype_of(node.args[0]) in WIDE
     root = node.args[0] if is_rounded else node
     wholes = (_whole(part, shape_of(root)) for product in _products_in(root) for part in product.args)
     for x in dict.fromkeys(filter(is_tensor, wholes)):
@@ -143,7 +142,7 @@ def _products_in(root: Node) -> list[Node]:
             products.append(part)
         elif name == "empty_like":
             pending += [store.args[2] for store in assignments_to(part)]
-        elif name in _JOINTS or is_view(part) or (name == "cast" and dtype_of(part.args[0]) in _WIDE):
+        elif name in _JOINTS or is_view(part) or (name == "cast" and dtype_of(part.args[0]) in WIDE):
             pending += part.all_input_nodes
     return products
 
@@ -214,10 +213,9 @@ def rotate(editor: Editor, node: Node) -> None:
     if not all(map(fits, tables)) or dtype_of(tables[0]) != dtype_of(tables[1]):
         editor.misses.append((node, "its rotary tables are not tensors of one dtype that the kernel reads"))
         return
-    if value(x).dim() == 3:
-        heads = editor.insert_view(place, "unsqueeze", x, 2)
-    else:
-        heads = _tokens_first(editor, place, x) if is_heads_first else x
+    heads = x if value(x).dim() == 4 else editor.insert_view(place, "unsqueeze", x, 2)
+    if is_heads_first:
+        heads = _tokens_first(editor, place, x)
     options = {"pairs": rotation.pairs, "rotary_dim": rotation.width, "inplace": is_back}
     options = {name: option for name, option in options.items() if option}
     call = editor.insert(place, rope3d.apply_rotary, (heads, None, *tables), options)
@@ -263,11 +261,9 @@ def _tokens_first(editor: Editor, before: Node, x: Any) -> Any:
 
 def _layout(shape: tuple[Any, ...], table: tuple[Any, ...]) -> Optional[tuple[bool, Optional[int]]]:
     """Return whether heads precede tokens in x, and the dimension of a table for the heads, or None if it has none."""
-    if len(table) > len(shape) or len(table) < 2:
-        return None
     missing = len(shape) - len(table)
     full = (1,) * missing + table
-    if full[0] not in (1, shape[0]):
+    if missing < 0 or len(table) < 2 or full[0] not in (1, shape[0]):
         return None
     if len(shape) == 3:
         return (False, None) if full[1] == shape[1] else None

@@ -49,15 +49,15 @@ class Snapshot:
         self._root_class = type(root)
         self._root = _attributes_of_root(root)  # as of the last call
         self._modules: list[nn.Module] = []
-        self._containers: list[Any] = [self._root]
-        self._names = [""]  # of the containers
+        self._containers: list[Any] = []
+        self._names: list[str] = []  # of the containers
         self._owners: list[Any] = []
         self._keys: list[Any] = []
         self._tensors: list[Tensor] = []  # each is `owner[key]`
         if self.obstacle is None:
             self._walk(root, unread)
-        kinds = (next(kind for kind in (dict, list, set) if isinstance(x, kind)) for x in self._containers)
-        self._copies: list[Any] = [kind(container) for kind, container in zip(kinds, self._containers)]
+        kinds = (dict, list, set)
+        self._copies: list[Any] = [next(kind(x) for kind in kinds if isinstance(x, kind)) for x in self._containers]
         pairs = [pair for pair in zip(self._containers, self._copies) if isinstance(pair[0], dict)]
         self._unread = [(*pair, key) for pair in pairs for key in unread if key in pair[0]]
         self._classes = list(map(type, self._modules))
@@ -108,9 +108,16 @@ class Snapshot:
     def _walk(self, root: Any, unread: Sequence[str]) -> None:
         """Collect the containers and tensors below `root`, which stay alive with the snapshot: ids are theirs."""
         seen = {id(root)}
-        waiting: deque[tuple[Any, str]] = deque()
-
-        def look_into(container: Any, name: str) -> None:
+        waiting: deque[tuple[Any, str]] = deque([(self._root, "")])
+        while waiting:
+            container, name = waiting.popleft()
+            if isinstance(container, nn.Module):
+                self._modules.append(container)
+            if not isinstance(container, (dict, list, tuple, set, frozenset)):
+                container = getattr(container, "__dict__", ())
+            if isinstance(container, (dict, list, set)):
+                self._containers.append(container)
+                self._names.append(name)
             for key, value in _entries_of(container).items():
                 if isinstance(value, Tensor) and key not in unread:
                     self._owners.append(container)
@@ -120,19 +127,6 @@ class Snapshot:
                     seen.add(id(value))
                     part = "" if key in ("_modules", *_WEIGHTS) else key
                     waiting.append((value, f"{name}.{part}".strip(".")))
-
-        look_into(self._root, "")
-        while waiting:
-            value, name = waiting.popleft()
-            if isinstance(value, nn.Module):
-                self._modules.append(value)
-            if not isinstance(value, (dict, list, tuple, set, frozenset)):
-                value = getattr(value, "__dict__", None)
-            if isinstance(value, (dict, list, set)):
-                self._containers.append(value)
-                self._names.append(name)
-            if value:
-                look_into(value, name)
 
 
 def _entries_of(container: Any) -> dict[Any, Any]:

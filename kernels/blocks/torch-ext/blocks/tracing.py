@@ -37,10 +37,7 @@ _traced: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[nn.Module]]" = we
 
 
 def trace(model: nn.Module, report: Report, scope: str, returns_logits: bool = True) -> None:
-    """Let a model run by graphs with the kernels, from its next call on. Each graph adds to the report.
-
-    The scope is "model" for a graph of the whole model, "blocks" for one of each class of blocks in a list.
-    """
+    """Let a model, or its blocks by `scope`, run by graphs with the kernels, from the next call on."""
     groups = [[model]] if scope == "model" else _groups_in(model)
     for modules in groups:
         compiled = _compiled(modules, _Backend(type(modules[0]), report, returns_logits, is_block=scope == "blocks"))

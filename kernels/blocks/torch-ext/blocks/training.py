@@ -23,8 +23,7 @@ _RETURNED = "the call returns logits, computed apart from the loss: accelerate(m
 def join_loss(editor: Editor, node: Node, returns_logits: bool) -> None:
     """Compute a cross entropy together with the linear layer before it, unless other operations use the logits.
 
-    Logits that the graph returns are computed once more, which takes less memory than the softmax of whole logits; or,
-    without `returns_logits`, a graph with gradients returns None in their place.
+    Logits that the graph returns are computed once more, which takes less memory than the softmax of whole logits.
     """
     if operation(node) != "cross_entropy" or dtype_of(node) != torch.float32:
         return
@@ -41,9 +40,8 @@ def join_loss(editor: Editor, node: Node, returns_logits: bool) -> None:
     if not all(part is None or fits(part) for part in (x, weight, bias)):
         return
     users = {user for part in chain for user in part.users} - {node, *chain}
-    if any(user.op != "output" for user in users) or (users and not torch.is_grad_enabled()):
-        return
-    if not editor.may_join(chain, node):
+    may_join = editor.may_join(chain, node) and (not users or torch.is_grad_enabled())
+    if not may_join or any(user.op != "output" for user in users):
         return
     if users and returns_logits:
         editor.misses.append((node, _RETURNED))
@@ -69,7 +67,7 @@ def _head_of(logits: Any) -> Optional[tuple[list[Node], float]]:
     """Return the operations from logits back to the linear layer that computes them, and their softcap."""
     chain: list[Node] = []
     cap = 0.0
-    while isinstance(logits, Node):
+    while True:
         chain.append(logits)
         name = operation(logits)
         if name == "linear":
@@ -82,7 +80,6 @@ def _head_of(logits: Any) -> Optional[tuple[list[Node], float]]:
             logits, cap = capped["x"], float(capped["cap"])
         else:
             return None
-    return None
 
 
 def recompute_gate(editor: Editor, node: Node) -> None:
@@ -102,11 +99,7 @@ def recompute_gate(editor: Editor, node: Node) -> None:
 
 
 def gated_linear(gate: str, options: Any, inputs: Any, weight: Tensor, bias: Any) -> Tensor:
-    """Return `linear(gate(*inputs, **options), weight, bias)`, `gate` by the name of a function of `geglu`.
-
-    The product is a third of the memory of a gated feed-forward. The backward pass computes it again, in far less time
-    than a linear layer takes.
-    """
+    """Return `linear(gate(*inputs, **options), weight, bias)`, keeping the inputs; `gate` is the name of a function."""
     gated = partial(getattr(geglu, gate), **options)
     return _GatedLinear.apply(gated, gated(*inputs), weight, bias, *inputs)
 
