@@ -117,14 +117,15 @@ class Editor:
         """Return whether an operation writes to a value or to a view of it.
 
         With `in_rows`, the value or a view of it as a kernel returns it, contiguous, also whether the layout matters:
-        then a write to `x.flatten()` is one to `x`, and results have the layouts of their operands.
+        then a write to `x.flatten()` is one to `x`, and results have the layouts of their operands, but for products.
         """
         values, pending = {node}, [node] if self._changing and (in_rows is None or not in_rows.is_contiguous()) else []
         while pending:
             part = pending.pop()
             if any(_writes_to(user, part) and (in_rows is None or not _fills(user)) for user in part.users):
                 return True
-            follows = (user for user in part.users if in_rows is not None or shares_memory(user, part))
+            is_laid_out = in_rows is not None
+            follows = (u for u in part.users if (operation(u) != "linear" if is_laid_out else shares_memory(u, part)))
             pending += (new := {*follows} - values)
             values |= new
         return False
