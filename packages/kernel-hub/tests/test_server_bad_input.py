@@ -24,6 +24,7 @@ from starlette.types import Message, Receive, Scope, Send
 from kernel_hub.http.receive import BodyLimits
 from kernel_hub.refusals import Refusal, wrong_token
 from kernel_hub.settings import RequestLimits
+from kernel_hub.tokens import Caller
 from tests.support.running_hub import RunningHub, running_hub
 from tests.support.small_kernel import KERNEL, publish_kernel, write_kernel
 
@@ -191,12 +192,12 @@ def test_slow_and_large_bodies_are_refused() -> None:
         scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": [(b"host", b"x")]}
         await limited(scope, receive, send)
 
-    def caller(request: Request) -> str:
+    async def caller_of(request: Request) -> Caller:
         if request.url.path == "/unknown":
             raise wrong_token()
-        return request.url.path
+        return Caller(request.url.path)
 
-    limited = BodyLimits(app, limits, caller)
+    limited = BodyLimits(app, limits, caller_of)
 
     async def ask_all() -> None:
         await ask([(0, 60), (0, 0)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import anyio
 import pygit2
 import pytest
 import requests
+from fastapi import FastAPI
 from huggingface_hub import HfApi
 from raw_requests import TOKEN, commit_body
 from starlette.types import Message
@@ -21,6 +23,7 @@ from kernel_hub.app import create_app
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.hub_service import Hub
 from kernel_hub.settings import Settings
+from kernel_hub.storage.disk import repository_lock
 from kernel_hub.tokens import Caller
 from tests.support.running_hub import RunningHub
 
@@ -48,6 +51,23 @@ def test_only_shown_folders_are_read(hub: RunningHub, api: HfApi) -> None:
         answer = requests.get(f"{url}/tree/{full.id}", params={"recursive": "true", "cursor": cursor}, headers=TOKEN)
         assert answer.ok == is_read
     assert [item["path"] for item in answer.json()] == ["c/x"]
+
+
+async def ask(app: FastAPI, path: str, token: str = "", *, address: str = "192.0.2.1", body: bytes = b"") -> None:
+    """Send a GET request, or a POST request with a body, which has to succeed or find nothing."""
+    header = [(b"authorization", f"Bearer {token}".encode())] if token else []
+    scope: dict[str, Any] = {"type": "http", "method": "POST" if body else "GET", "path": path, "query_string": b""}
+    messages = iter([{"type": "http.request", "body": body}])
+
+    async def receive() -> Message:
+        for message in messages:
+            return message
+        return await anyio.sleep_forever()
+
+    async def send(message: Message) -> None:
+        assert message.get("status", 200) in {200, 404}
+
+    await app({**scope, "headers": [(b"host", b"localhost"), *header], "client": (address, 1)}, receive, send)
 
 
 @pytest.mark.parametrize(
@@ -80,24 +100,35 @@ def test_callers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pat
         order.append(caller.name)
         return read(hub, repo_id, caller)
 
-    async def ask(name: str) -> None:
-        header = [(b"authorization", f"Bearer {sent[name]}".encode())] if name else []
-        scope: dict[str, Any] = {"type": "http", "method": "GET", "path": path, "query_string": b""}
-
-        async def receive() -> Message:
-            return {"type": "http.request", "body": b""}
-
-        async def send(message: Message) -> None:
-            assert message.get("status", 200) in {200, 404}
-
-        await app({**scope, "headers": [(b"host", b"localhost"), *header]}, receive, send)
-
     async def ask_often() -> None:
         async with anyio.create_task_group() as tasks:
             for name in [*["", "foreign"] * 20, "a"]:
-                tasks.start_soon(ask, name)
+                tasks.start_soon(ask, app, path, sent.get(name, ""))
 
     monkeypatch.setattr(Hub, "to_read", counted)
     anyio.run(ask_often)
     assert max(largest.values(), default=0) <= most, largest
     assert "a" not in order[30:], "the owner waited for all others"
+
+
+def test_no_caller_waits_for_the_locks_of_another(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    owner, other = (tokens.add(file, name, read=(), write=(name,)) for name in ("a", "foreign"))
+    app = create_app(Settings(tmp_path / "hub", token_file=file))
+    for repo_id in ("a/one", "foreign/one"):
+        app.state.hub.repositories.create(repo_id, private=False, author="a")
+    body = commit_body("x", "x").encode()
+
+    async def ask_often() -> None:
+        async with anyio.create_task_group() as tasks:
+            with repository_lock(tmp_path / "hub/repositories/foreign/one.git", "foreign/one"):
+                for _ in range(70):
+                    tasks.start_soon(partial(ask, app, "/api/kernels/foreign/one/commit/main", other, body=body))
+                await anyio.sleep(2)
+                with anyio.fail_after(10):
+                    await ask(app, "/api/kernels/a/one", owner)
+                    await ask(app, "/api/kernels/a/one/commit/main", owner, body=body)
+                    await ask(app, "/kernels/a/one/resolve/main/x")
+                tasks.cancel_scope.cancel()
+
+    anyio.run(ask_often)

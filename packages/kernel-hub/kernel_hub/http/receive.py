@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from urllib.parse import unquote
 
 import anyio
-from anyio import to_thread
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kernel_hub.refusals import Refusal, answer, bad_request, busy, too_large
 from kernel_hub.settings import RequestLimits
+from kernel_hub.tokens import Caller
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{0,255})(:\d{1,5})?")
@@ -30,14 +30,14 @@ class BodyLimits:
     """Middleware that limits the size and duration of request bodies, and refuses malformed addresses.
 
     It keeps encoded slashes in path segments. Bodies that are not streamed are held in memory: each must be complete
-    within a time limit, and those of one caller together have a size limit. `caller` returns the name of a request's
-    caller, or raises a refusal, before a body is held.
+    within a time limit, and those of one caller together have a size limit. `identify` returns a request's caller,
+    or raises a refusal, before a body is held.
     """
 
-    def __init__(self, app: ASGIApp, limits: RequestLimits, caller: Callable[[Request], str]) -> None:
+    def __init__(self, app: ASGIApp, limits: RequestLimits, identify: Callable[[Request], Awaitable[Caller]]) -> None:
         self._app = app
         self._limits = limits
-        self._caller = caller
+        self._identify = identify
         self._held: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,7 +62,7 @@ class BodyLimits:
             if not more:  # waits for the client to disconnect
                 return await receive()
             if not streamed and caller is None:
-                caller = await to_thread.run_sync(self._caller, Request(scope))
+                caller = (await self._identify(Request(scope))).name
             left = self._limits.idle_seconds
             try:
                 with anyio.fail_after(left if end is None else min(left, end - time.monotonic())):

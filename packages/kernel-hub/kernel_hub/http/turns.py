@@ -28,7 +28,10 @@ class Turns:
 
 
 async def take_turn(work: Callable[[], Result], kind: str = "long") -> Result:
-    """Run work in a turn of the request's caller: `long` lists, renders or compares, and other work is `quick`."""
+    """Run work in a turn of the request's caller.
+
+    Work of the kind `long` lists, renders or compares, `write` waits for locks and the disk, and other work is `quick`.
+    """
     request = current_request.get()
     turns: Turns = request.app.state.turns[kind]
     # A signed address names its caller. If that is wrong, the work is a refusal.
@@ -38,7 +41,7 @@ async def take_turn(work: Callable[[], Result], kind: str = "long") -> Result:
         await own.acquire()
     try:
         # The first reads the request's end. For quick work, the check would be a large part of the time.
-        if kind == "long" and (await request.is_disconnected() or await request.is_disconnected()):
+        if kind != "quick" and (await request.is_disconnected() or await request.is_disconnected()):
             raise ClientDisconnect
         return await to_thread.run_sync(work, limiter=turns.threads)
     finally:
