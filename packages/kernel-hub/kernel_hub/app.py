@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import anyio
 import pygit2
@@ -37,7 +38,7 @@ from kernel_hub.settings import Settings
 
 log = logging.getLogger("kernel_hub")
 
-_THREADS = 64  # a request that waits for a lock occupies one
+_THREADS = 64
 _LOOPBACK_NAMES = ["127.0.0.1", "localhost", "[::1]"]
 _FULL_MESSAGES = ("No space left", "database or disk is full")  # of libgit2 and of SQLite
 # What a caller may read is not for others: neither for those behind the same cache, nor after a logout.
@@ -60,7 +61,8 @@ def create_app(settings: Settings) -> FastAPI:
     hub = Hub(settings)
     app.state.hub = hub
     app.state.metrics = Metrics(hub.root, hub.index.stored_bytes, settings.quota_bytes)
-    app.state.turns = {"quick": Turns(_THREADS, 8), "long": Turns(4, 1)}
+    app.state.turns = {"quick": Turns(_THREADS, 8), "write": Turns(32, 4), "long": Turns(4, 1)}
+    app.state.token_threads = anyio.CapacityLimiter(8)  # every request needs one first, and none waits for a lock
     app.state.processes = {kind: anyio.Semaphore(most) for kind, most in PROCESSES.items()}
     observers = anyio.CapacityLimiter(2)  # not the threads of other requests, which may all be busy
 
@@ -83,7 +85,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(ClientDisconnect, _gone)
     for failure in (OSError, pygit2.GitError, sqlite3.Error, ConfigError, Exception):
         app.add_exception_handler(failure, _fail)
-    app.add_middleware(BodyLimits, limits=settings.limits, caller=lambda request: caller_of(request, hub).name)
+    app.add_middleware(BodyLimits, limits=settings.limits, identify=partial(caller_of, hub=hub))
     if settings.token_file is None:
         # Any token may write. A web page whose host name resolves to loopback must not reach the Hub through a browser.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=_LOOPBACK_NAMES)
@@ -158,7 +160,8 @@ class RequestObserver:
                 self._write_audit(scope, status)
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode()), *_CACHING]
             elif message.get("more_body") and (key := scope["state"].get("key")):
-                await to_thread.run_sync(scope["app"].state.hub.tokens.caller_by_key, key)
+                state = scope["app"].state
+                await to_thread.run_sync(state.hub.tokens.caller_by_key, key, limiter=state.token_threads)
             await send(message)
 
         self._metrics.active.inc()

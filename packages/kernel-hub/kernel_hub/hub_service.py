@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pygit2
@@ -20,7 +21,7 @@ from kernel_hub import names
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.refusals import Refusal, no_repository, no_token, wrong_token
 from kernel_hub.repositories.index import Allowances, IndexedRepository, RepositoryIndex
-from kernel_hub.repositories.reader import read_repository
+from kernel_hub.repositories.reader import read_repository, stored_bytes
 from kernel_hub.repositories.store import RepositoryStore
 from kernel_hub.settings import Settings
 from kernel_hub.storage.disk import BLOCK, occupied, private_directory, sync_filesystem
@@ -60,12 +61,17 @@ class Hub:
         self._secret = _secret(own / "secret")
         self.allowances = Allowances(settings.quota_bytes, settings.reserve_bytes, self.index, incoming)
 
-    def _indexed(self, repo_id: str, known: IndexedRepository | None) -> IndexedRepository | None:
-        """Read a repository for the index. An unreadable repository is not listed; `kernel-hub check` reports it."""
+    def _indexed(self, repo_id: str, known: IndexedRepository | None, measure: bool) -> IndexedRepository | None:
+        """Read a repository for the index. A damaged one, which `kernel-hub check` reports, keeps its old entry."""
         try:
-            return read_repository(self.repositories.open(repo_id), self.large_files, known)
+            return read_repository(self.repositories.open(repo_id), self.large_files, None if measure else known)
         except (Refusal, *UNREADABLE):
-            return None
+            if not (path := self.repositories.root / f"{repo_id}.git").is_dir():
+                return None
+            if measure or known is None:
+                known = known or IndexedRepository(repo_id, repo_id.partition("/")[0], private=True)
+                known = replace(known, bytes=stored_bytes(path, self.large_files))
+            return known
 
     def check(self) -> None:
         """Read the root, the tokens and the index; raises if that fails."""

@@ -24,6 +24,7 @@ from starlette.types import Message, Receive, Scope, Send
 from kernel_hub.http.receive import BodyLimits
 from kernel_hub.refusals import Refusal, wrong_token
 from kernel_hub.settings import RequestLimits
+from kernel_hub.tokens import Caller
 from tests.support.running_hub import RunningHub, running_hub
 from tests.support.small_kernel import KERNEL, publish_kernel, write_kernel
 
@@ -165,7 +166,7 @@ def test_ranges_and_conditions(hub: RunningHub, api: HfApi) -> None:
 
 def test_slow_and_large_bodies_are_refused() -> None:
     """A body must be complete in time, and all bodies in memory share a limit."""
-    limits = RequestLimits(idle_seconds=0.2, body_seconds=0.5, body_bytes=100, bodies_bytes=150)
+    limits = RequestLimits(idle_seconds=0.2, body_seconds=0.5, body_bytes=100, bodies_bytes=150, small_body_bytes=50)
     codes: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -177,7 +178,7 @@ def test_slow_and_large_bodies_are_refused() -> None:
         else:
             codes.append("read")
 
-    async def ask(parts: list[tuple[float, int]], path: str = "/x") -> None:
+    async def ask(parts: list[tuple[float, int]], path: str = "/x", address: str = "") -> None:
         arriving = iter(parts)
 
         async def receive() -> Message:
@@ -189,14 +190,15 @@ def test_slow_and_large_bodies_are_refused() -> None:
             pass
 
         scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": [(b"host", b"x")]}
-        await limited(scope, receive, send)
+        await limited({**scope, "client": (address, 1)}, receive, send)
 
-    def caller(request: Request) -> str:
+    async def caller_of(request: Request) -> Caller:
         if request.url.path == "/unknown":
             raise wrong_token()
-        return request.url.path
+        request.state.caller = request.url.path.strip("/")
+        return Caller(request.state.caller)
 
-    limited = BodyLimits(app, limits, caller)
+    limited = BodyLimits(app, limits, caller_of)
 
     async def ask_all() -> None:
         await ask([(0, 60), (0, 0)])
@@ -210,10 +212,14 @@ def test_slow_and_large_bodies_are_refused() -> None:
                 group.start_soon(ask, [(0, 90), (0.1, 0)], "/other")  # another caller's
         await ask([(0, 90), (0, 0)])
         await ask([(0, 90)], "/unknown")
+        async with anyio.create_task_group() as group:  # without a token: of one address, a small one, and of another
+            for size, address in ((100, "192.0.2.1"), (50, "192.0.2.1"), (50, "192.0.2.1"), (90, "192.0.2.2")):
+                group.start_soon(ask, [(0, size), (0.1, 0)], "/", address)
 
     anyio.run(ask_all)
     slow = ["RequestTimeout", "RequestTimeout"]
-    assert codes == ["read", *slow, "PayloadTooLarge", "read", "Busy", "Busy", "read", "read", "read", "InvalidToken"]
+    last = ["Busy", "Busy", "read", "read", "read", "InvalidToken", "read", "read", "read", "read"]
+    assert codes == ["read", *slow, "PayloadTooLarge", "read", *last]
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,18 @@ import anyio
 import pygit2
 import pytest
 import requests
+from fastapi import FastAPI
 from huggingface_hub import HfApi
-from raw_requests import TOKEN, commit_body
+from raw_requests import TOKEN, commit_body, until
 from starlette.types import Message
 
 from kernel_hub import tokens
 from kernel_hub.app import create_app
 from kernel_hub.git.repository import GitRepository
+from kernel_hub.http.turns import current_request
 from kernel_hub.hub_service import Hub
 from kernel_hub.settings import Settings
+from kernel_hub.storage.disk import repository_lock
 from kernel_hub.tokens import Caller
 from tests.support.running_hub import RunningHub
 
@@ -50,6 +53,23 @@ def test_only_shown_folders_are_read(hub: RunningHub, api: HfApi) -> None:
     assert [item["path"] for item in answer.json()] == ["c/x"]
 
 
+async def ask(app: FastAPI, path: str, token: str = "", *, address: str = "192.0.2.1", body: bytes = b"") -> None:
+    """Send a GET request, or a POST request with a body, which has to succeed or find nothing."""
+    header = [(b"authorization", f"Bearer {token}".encode())] if token else []
+    scope: dict[str, Any] = {"type": "http", "method": "POST" if body else "GET", "path": path, "query_string": b""}
+    messages = iter([{"type": "http.request", "body": body}])
+
+    async def receive() -> Message:
+        for message in messages:
+            return message
+        return await anyio.sleep_forever()
+
+    async def send(message: Message) -> None:
+        assert message.get("status", 200) in {200, 404}
+
+    await app({**scope, "headers": [(b"host", b"localhost"), *header], "client": (address, 1)}, receive, send)
+
+
 @pytest.mark.parametrize(
     ("path", "most"),
     [
@@ -69,35 +89,52 @@ def test_callers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pat
     app.state.hub.repositories.create("a/one", private=False, author="a")
     running: Counter[str] = Counter()
     largest: Counter[str] = Counter()
-    order: list[str] = []
+    victims, waited = ["a", "192.0.2.1"], list[str]()  # the others hold their turns until these were served
     read = Hub.to_read
 
     def counted(hub: Hub, repo_id: str, caller: Caller) -> GitRepository:
-        running[caller.name] += 1
-        largest[caller.name] = max(largest[caller.name], running[caller.name])
-        time.sleep(0.02)
-        running[caller.name] -= 1
-        order.append(caller.name)
+        name = caller.name or current_request.get().scope["client"][0][:9]
+        running[name] += 1
+        largest[name] = max(largest[name], running[name])
+        if name in victims:
+            victims.remove(name)
+        elif not until(lambda: not victims or waited):
+            waited.append(name)
+        running[name] -= 1
         return read(hub, repo_id, caller)
-
-    async def ask(name: str) -> None:
-        header = [(b"authorization", f"Bearer {sent[name]}".encode())] if name else []
-        scope: dict[str, Any] = {"type": "http", "method": "GET", "path": path, "query_string": b""}
-
-        async def receive() -> Message:
-            return {"type": "http.request", "body": b""}
-
-        async def send(message: Message) -> None:
-            assert message.get("status", 200) in {200, 404}
-
-        await app({**scope, "headers": [(b"host", b"localhost"), *header]}, receive, send)
 
     async def ask_often() -> None:
         async with anyio.create_task_group() as tasks:
-            for name in [*["", "foreign"] * 20, "a"]:
-                tasks.start_soon(ask, name)
+            for number in range(20):  # of one network
+                tasks.start_soon(partial(ask, app, path, address=f"2001:db8::{number}"))
+                tasks.start_soon(ask, app, path, sent["foreign"])
+            tasks.start_soon(ask, app, path, sent["a"])
+            tasks.start_soon(partial(ask, app, path, address="192.0.2.1"))
 
     monkeypatch.setattr(Hub, "to_read", counted)
     anyio.run(ask_often)
     assert max(largest.values(), default=0) <= most, largest
-    assert "a" not in order[30:], "the owner waited for all others"
+    assert not waited, "an owner or another address waited for all others"
+
+
+def test_no_caller_waits_for_the_locks_of_another(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    owner, other = (tokens.add(file, name, read=(), write=(name,)) for name in ("a", "foreign"))
+    app = create_app(Settings(tmp_path / "hub", token_file=file))
+    for repo_id in ("a/one", "foreign/one"):
+        app.state.hub.repositories.create(repo_id, private=False, author="a")
+    body = commit_body("x", "x").encode()
+
+    async def ask_often() -> None:
+        async with anyio.create_task_group() as tasks:
+            with repository_lock(tmp_path / "hub/repositories/foreign/one.git", "foreign/one"):
+                for _ in range(70):
+                    tasks.start_soon(partial(ask, app, "/api/kernels/foreign/one/commit/main", other, body=body))
+                await anyio.sleep(2)
+                with anyio.fail_after(10):
+                    await ask(app, "/api/kernels/a/one", owner)
+                    await ask(app, "/api/kernels/a/one/commit/main", owner, body=body)
+                    await ask(app, "/kernels/a/one/resolve/main/x")
+                tasks.cancel_scope.cancel()
+
+    anyio.run(ask_often)

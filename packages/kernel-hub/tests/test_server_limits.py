@@ -28,6 +28,7 @@ from kernel_format.files import locked
 from kernel_hub import maintenance, tokens
 from kernel_hub.app import create_app
 from kernel_hub.git.command import ignored
+from kernel_hub.git.objects import FileChange
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal
 from kernel_hub.routes import git
@@ -291,6 +292,39 @@ def test_the_index_is_rebuilt_at_the_start_and_by_check(start_hub: Callable[...,
         Hub(Settings(hub.root))
     (hub.root / "index.sqlite").unlink()
     assert requests.get(f"{start_hub().url}/api/kernels").json()[0]["sha"] == moved
+
+
+def test_a_repository_that_cannot_be_read_counts_in_the_quota(tmp_path: Path) -> None:
+    hub = Hub(Settings(tmp_path))
+    hub.repositories.create("a/one", private=False, author="a")
+    repository = hub.repositories.open("a/one")
+    with hub.large_files.receive() as incoming:
+        incoming.write(bytes(1 << 20))
+        incoming.seal()
+        hub.keep(repository, [incoming])
+    stored = hub.index.stored_bytes()
+    assert stored > 1 << 20
+    git = pygit2.Repository(str(repository.path))
+    head, who, blob = git.references["refs/heads/main"], pygit2.Signature("a", "a@b"), git.create_blob(b"")
+    changes = [FileChange(f"{number:0207}", str(blob)) for number in range(10_000)]
+    with pytest.raises(Refusal, match="use more folders"):
+        repository.commits.create("main", changes, title="t", description="", author="a")
+    top = git.TreeBuilder()
+    for number in range(40_000):
+        top.insert(f"{number:0207}", blob, pygit2.enums.FileMode.BLOB)
+    pushed = str(git.create_commit("refs/heads/main", who, who, "by git push", top.write(), [head.target]))
+    hub.index.refresh("a/one")
+    assert hub.index.is_public("a/one") and hub.index.stored_bytes() == stored
+    (repository.path / "objects" / pushed[:2] / pushed[2:]).unlink()
+    hub.index.refresh("a/one")
+    assert hub.index.twin("A/one") == "a/one" and hub.index.stored_bytes() == stored
+    (tmp_path / "index.sqlite").unlink()
+    hub = Hub(Settings(tmp_path))
+    hub.index.read_all(hub.repositories)
+    assert hub.index.stored_bytes() > 1 << 20 and not hub.index.is_public("a/one")
+    shutil.rmtree(repository.path)
+    hub.index.refresh("a/one")
+    assert hub.index.find("a/one") is None
 
 
 def test_a_clone_ends_when_its_client_stalls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from kernel_hub.git.objects import FileChange, peeled, retry_reading
 from kernel_hub.refusals import bad_request, no_entry, too_large
 
 _MOST_FOLDERS = 2000  # that a commit changes: each is a new object, which is written under the repository's lock
+_FOLDER_BYTES = 2 << 20  # of one folder's entries in git: each request for one of them parses all, in 13 ms
 
 
 class Folder:
@@ -53,7 +54,7 @@ class Folder:
         return self._unread is not None or bool(self.files) or any(folder.has_files for folder in self.folders.values())
 
     def check(self, path: str = "") -> None:
-        """Remove folders without files, and refuse names that exclude each other."""
+        """Remove folders without files, and refuse names that exclude each other or are too many."""
         if self._unread is not None:
             return
         self.folders = {name: folder for name, folder in self.folders.items() if folder.has_files}
@@ -63,6 +64,10 @@ class Folder:
                     f"{path + name!r} would be both a file and a folder; delete one of them in this commit"
                 )
             folder.check(f"{path}{name}/")
+        size = sum(len(name.encode("utf-8", "replace")) + 28 for name in (*self.files, *self.folders))
+        if self.added and size > _FOLDER_BYTES:
+            where = path or "the top folder"
+            raise too_large(f"{where} would have {size} of at most {_FOLDER_BYTES} bytes in git: use more folders")
         folded = sorted((name.casefold(), name) for name in (*self.files, *self.folders))
         for (one, first), (other, second) in pairwise(folded):
             if one == other and {first, second} & self.added:

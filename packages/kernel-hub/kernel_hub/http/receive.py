@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from urllib.parse import unquote
 
 import anyio
-from anyio import to_thread
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kernel_hub.http.turns import Source, source_of
 from kernel_hub.refusals import Refusal, answer, bad_request, busy, too_large
 from kernel_hub.settings import RequestLimits
 
@@ -30,15 +30,15 @@ class BodyLimits:
     """Middleware that limits the size and duration of request bodies, and refuses malformed addresses.
 
     It keeps encoded slashes in path segments. Bodies that are not streamed are held in memory: each must be complete
-    within a time limit, and those of one caller together have a size limit. `caller` returns the name of a request's
-    caller, or raises a refusal, before a body is held.
+    within a time limit, and large ones of one caller or address together have a size limit. `identify` sets the caller
+    in a request's state, or raises a refusal, before a body is held.
     """
 
-    def __init__(self, app: ASGIApp, limits: RequestLimits, caller: Callable[[Request], str]) -> None:
+    def __init__(self, app: ASGIApp, limits: RequestLimits, identify: Callable[[Request], Awaitable[object]]) -> None:
         self._app = app
         self._limits = limits
-        self._caller = caller
-        self._held: Counter[str] = Counter()
+        self._identify = identify
+        self._held: Counter[Source] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -54,15 +54,16 @@ class BodyLimits:
         most = self._limits.list_bytes if _LISTS.match(scope["path"]) else self._limits.body_bytes
         end = None if streamed else time.monotonic() + self._limits.body_seconds
         held = 0
-        caller: str | None = None
+        allowed: dict[Source, int] = {}  # the bytes that may be held for the request's source
         more = True
 
         async def limited() -> Message:
-            nonlocal more, held, caller
+            nonlocal more, held, allowed
             if not more:  # waits for the client to disconnect
                 return await receive()
-            if not streamed and caller is None:
-                caller = await to_thread.run_sync(self._caller, Request(scope))
+            if not streamed and not allowed:
+                await self._identify(request := Request(scope))
+                allowed = self._allowed(source_of(request))
             left = self._limits.idle_seconds
             try:
                 with anyio.fail_after(left if end is None else min(left, end - time.monotonic())):
@@ -71,21 +72,26 @@ class BodyLimits:
                 reason = "the body stalled or arrived too slowly; nothing was stored. Send it again."
                 raise Refusal(408, reason, code="RequestTimeout") from None
             more = message["type"] == "http.request" and bool(message.get("more_body"))
-            if caller is not None:
+            if allowed:
                 size = len(message.get("body", b""))
                 held += size
-                self._held[caller] += size
+                self._held.update(dict.fromkeys(allowed, size))
                 if held > most:
                     raise too_large(f"the body is larger than {most} bytes")
-                if self._held[caller] > self._limits.bodies_bytes:
+                full = any(self._held[source] > limit for source, limit in allowed.items())
+                if size and full and held > self._limits.small_body_bytes:
                     raise busy("too many of your requests have large bodies now; try again in a few seconds")
             return message
 
         try:
             await self._app(scope, limited, send)
         finally:
-            if caller is not None:
-                self._held -= Counter({caller: held})  # without callers that hold nothing
+            if allowed:
+                self._held -= Counter(dict.fromkeys(allowed, held))  # without sources that hold nothing
+
+    def _allowed(self, source: Source) -> dict[Source, int]:
+        most = self._limits.bodies_bytes
+        return {source: most} if source[0] else {source: most, (False, ""): 4 * most}  # of all addresses together
 
 
 def _in_segments(scope: Scope) -> str:

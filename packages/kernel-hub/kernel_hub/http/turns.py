@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial, wraps
 from inspect import signature
+from ipaddress import IPv6Address, ip_address
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -14,33 +16,52 @@ from anyio import to_thread
 from starlette.requests import ClientDisconnect, Request
 
 Result = TypeVar("Result")
+Source = tuple[bool, str]
 
 current_request: ContextVar[Request] = ContextVar("current_request")
 
 
 class Turns:
-    """Threads of which each caller has a few at a time, as do all requests without a token together."""
+    """Threads of which each caller has a few at a time. Requests without a token have half as many, of their own."""
 
     def __init__(self, threads: int, each: int) -> None:
-        self.threads = anyio.CapacityLimiter(threads)
+        self.threads = {True: anyio.CapacityLimiter(threads), False: anyio.CapacityLimiter(threads // 2)}
         self.each = each
-        self.callers: WeakValueDictionary[str, anyio.Semaphore] = WeakValueDictionary()
+        self.callers: WeakValueDictionary[Source, anyio.Semaphore] = WeakValueDictionary()
+
+
+def source_of(request: Request) -> Source:
+    """Return whether a request has a token, and the token's name or the address that the audit log names.
+
+    An IPv6 address stands for its network: one machine may have all of its 2^64 addresses.
+    """
+    # A signed address names its caller. If that is wrong, the work is a refusal.
+    if caller := getattr(request.state, "caller", request.query_params.get("by", "")):
+        return True, caller
+    host = request.client.host if request.client else ""
+    with suppress(ValueError):
+        address = ip_address(host)
+        if isinstance(address, IPv6Address) and address.ipv4_mapped is None:
+            return False, str(IPv6Address(int(address) >> 64 << 64))
+    return False, host
 
 
 async def take_turn(work: Callable[[], Result], kind: str = "long") -> Result:
-    """Run work in a turn of the request's caller: `long` lists, renders or compares, and other work is `quick`."""
+    """Run work in a turn of the request's caller.
+
+    Work of the kind `long` lists, renders or compares, `write` waits for locks and the disk, and other work is `quick`.
+    """
     request = current_request.get()
     turns: Turns = request.app.state.turns[kind]
-    # A signed address names its caller. If that is wrong, the work is a refusal.
-    caller = getattr(request.state, "caller", request.query_params.get("by", ""))
-    own = turns.callers.setdefault(caller, anyio.Semaphore(turns.each))
+    source = source_of(request)
+    own = turns.callers.setdefault(source, anyio.Semaphore(turns.each))
     with request.app.state.metrics.waiting.track_inprogress():
         await own.acquire()
     try:
         # The first reads the request's end. For quick work, the check would be a large part of the time.
-        if kind == "long" and (await request.is_disconnected() or await request.is_disconnected()):
+        if kind != "quick" and (await request.is_disconnected() or await request.is_disconnected()):
             raise ClientDisconnect
-        return await to_thread.run_sync(work, limiter=turns.threads)
+        return await to_thread.run_sync(work, limiter=turns.threads[source[0]])
     finally:
         own.release()
 

@@ -37,15 +37,16 @@ class IndexedRepository:
     repo_id: str
     organization: str
     private: bool
-    commit: str  # of `main`
-    modified: int  # the time of that commit
-    changed: int  # the time of the last commit of `main` or the newest version
-    versions: str  # the branches v1, v2 …, separated by spaces
-    card: str  # the blob of the card, or ""
-    summary: str  # the card's first paragraph
-    bytes: int  # large files that were uploaded to it, and files in git
+    commit: str = ""  # of `main`
+    modified: int = 0  # the time of that commit
+    changed: int = 0  # the time of the last commit of `main` or the newest version
+    versions: str = ""  # the branches v1, v2 …, separated by spaces
+    card: str = ""  # the blob of the card, or ""
+    summary: str = ""  # the card's first paragraph
+    bytes: int = 0  # large files that were uploaded to it, and files in git
 
 
+Read = Callable[[str, "IndexedRepository | None", bool], "IndexedRepository | None"]
 _COLUMNS = ", ".join(f'"{field.name}"' for field in fields(IndexedRepository))
 _VALUES = ", ".join("?" for _ in fields(IndexedRepository))
 
@@ -55,13 +56,14 @@ class RepositoryIndex:
 
     Args:
         path: The file; servers of one root share it.
-        read: Reads a repository, given its id and its old entry. It returns None if there is no such repository.
+        read: Reads a repository, given its id, its old entry and whether to measure its size. It returns None if there
+            is no such repository.
 
     Raises:
         HubError: If the file is damaged.
     """
 
-    def __init__(self, path: Path, read: Callable[[str, IndexedRepository | None], IndexedRepository | None]) -> None:
+    def __init__(self, path: Path, read: Read) -> None:
         self._path = path
         self._read = read
         self._threads = threading.local()
@@ -114,7 +116,7 @@ class RepositoryIndex:
         with database:  # which commits, or rolls back
             database.execute("BEGIN IMMEDIATE")  # before the repository is read: the last writer has the newest state
             known = self.find(repo_id)
-            row = self._read(repo_id, None if measure else known)
+            row = self._read(repo_id, known, measure)
             if row is None:
                 database.execute("DELETE FROM repositories WHERE repo_id = ?", (repo_id,))
             elif row != known:

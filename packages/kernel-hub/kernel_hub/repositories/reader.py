@@ -12,6 +12,7 @@ import pyromark
 
 from kernel_format import front_matter
 from kernel_hub.git.repository import GitRepository
+from kernel_hub.refusals import Refusal
 from kernel_hub.repositories.index import IndexedRepository
 from kernel_hub.storage.disk import occupied
 from kernel_hub.storage.large_files import LargeFiles
@@ -45,13 +46,14 @@ def read_repository(
         versions=" ".join(versions),
         card=card,
         summary=known.summary if known is not None and known.card == card else _summary(source),
-        bytes=_stored_bytes(repository, large_files) if known is None else known.bytes,
+        bytes=stored_bytes(repository.path, large_files) if known is None else known.bytes,
     )
 
 
-def _stored_bytes(repository: GitRepository, large_files: LargeFiles) -> int:
-    large = [large_files.size(marker.name) or 0 for marker in repository.owned.markers.iterdir()]
-    return sum(map(occupied, [*large, *_file_sizes(repository.path)]))
+def stored_bytes(repository: Path, large_files: LargeFiles) -> int:
+    """Return the bytes that a quota counts for the repository at a path, which may be damaged."""
+    large = [large_files.size(marker.name) or 0 for marker in (repository / "large").glob("?" * 64)]
+    return sum(map(occupied, [*large, *_file_sizes(repository)]))
 
 
 def object_bytes(repository: Path) -> int:
@@ -76,7 +78,9 @@ def version_branches(repository: GitRepository) -> tuple[str, ...]:
 def find_card(repository: GitRepository, *commits: str) -> tuple[str, str, str]:
     """Return the blob, the Markdown and the commit of the first card in one of several commits, or "" for each."""
     for commit in commits:
-        entry = repository.revisions.find(commit, "README.md")
+        entry = None
+        with suppress(Refusal):  # too large a folder, as git itself may have written it, has no card
+            entry = repository.revisions.find(commit, "README.md")
         if entry is None or entry.is_folder:
             continue
         if entry.large or entry.size > CARD_BYTES:

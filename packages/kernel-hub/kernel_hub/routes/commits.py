@@ -8,10 +8,10 @@ import json
 import os
 import re
 from contextlib import ExitStack
+from functools import partial
 from typing import Annotated, Any
 
 import anyio
-from anyio import to_thread
 from fastapi import APIRouter, Request
 from pydantic import Field
 
@@ -23,7 +23,7 @@ from kernel_hub.git.repository import GitRepository
 from kernel_hub.git.tree_changes import add_folders
 from kernel_hub.http.commit_body import CommitBody
 from kernel_hub.http.receive import blocks
-from kernel_hub.http.turns import in_turn
+from kernel_hub.http.turns import in_turn, take_turn
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import bad_request, too_large
 from kernel_hub.repositories.index import Claim
@@ -136,7 +136,7 @@ async def commit(
         repository.refs.resolve(revision)
         return repository
 
-    repository = await to_thread.run_sync(opened)
+    repository = await take_turn(opened, "quick")
     limits = hub.settings.limits
     staged = ExitStack()
     try:
@@ -144,7 +144,7 @@ async def commit(
         upload = _Upload(hub, repository, claim, staged)
         body = CommitBody(upload.add, upload.new_file, claim, limits)
         async for block in blocks(request):
-            await to_thread.run_sync(body.feed, block)
+            await take_turn(partial(body.feed, block), "quick")
             os.utime(upload.directory)  # `kernel-hub check` removes what has not changed for long
 
         def write() -> tuple[str, str]:
@@ -165,12 +165,12 @@ async def commit(
                 most_open=None if caller.may_write(repo_id) else limits.pull_requests,
             )
 
-        oid, ref = await to_thread.run_sync(write)
+        oid, ref = await take_turn(write, "write")
         request.app.state.metrics.received.inc(sum(file.size for file in upload.large))
         request.state.commit, request.state.revision = oid, ref
     finally:
         with anyio.CancelScope(shield=True):
-            await to_thread.run_sync(staged.close)
+            await take_turn(staged.close, "quick")
     base = f"{base_url(request)}/kernels/{repo_id}"
     answer: dict[str, Any] = {"success": True, "commitOid": oid, "commitUrl": f"{base}/commit/{oid}", "hookOutput": ""}
     if create_pr:

@@ -12,6 +12,7 @@ import subprocess
 import zlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Annotated
 
 import anyio
@@ -21,6 +22,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Send
 
 from kernel_hub.git.command import git_command, git_environment
+from kernel_hub.http.turns import take_turn
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal, bad_request, forbidden, no_token, not_supported, too_large
 from kernel_hub.routes.parameters import HubRoute, RepoId, TheCaller, TheHub
@@ -56,7 +58,7 @@ _UPLOAD_PACK = git_command(
 async def _path(request: Request, hub: Hub, repo_id: str, caller: Caller) -> str:
     """Return the directory of a repository that the caller may read."""
     try:
-        return str((await to_thread.run_sync(hub.to_read, repo_id, caller)).path)
+        return str((await take_turn(partial(hub.to_read, repo_id, caller), "quick")).path)
     except Refusal as refusal:
         by_git = request.headers.get("user-agent", "").startswith("git/")
         if refusal.code != "RepoNotFound" or caller.name or not by_git:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
-from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 from starlette.responses import JSONResponse
@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from kernel_hub import names
 from kernel_hub.git.objects import LargeFile, TreeEntry
 from kernel_hub.http.receive import blocks
-from kernel_hub.http.turns import in_turn
+from kernel_hub.http.turns import in_turn, take_turn
 from kernel_hub.refusals import bad_request
 from kernel_hub.routes.parameters import Body, HubRoute, RepoId, TheCaller, TheHub
 from kernel_hub.routes.responses import base_url, content_response
@@ -96,7 +96,7 @@ async def receive_large_file(
     """Receive a large file at a signed address."""
     caller = hub.check_signature("upload", repo_id, sha256, signed.size, signed.expires, signed.by, signed.signature)
     request.state.caller = caller.name
-    repository = await to_thread.run_sync(hub.to_propose, repo_id, caller)
+    repository = await take_turn(partial(hub.to_propose, repo_id, caller), "quick")
     hub.allowances.check(signed.size)
     with hub.allowances.claim() as claim, hub.large_files.receive() as incoming:
 
@@ -109,11 +109,15 @@ async def receive_large_file(
                 raise bad_request(
                     f"received more than the announced {signed.size} bytes for {sha256}; nothing was stored"
                 )
-            await to_thread.run_sync(write, block)
-        await to_thread.run_sync(incoming.seal)
-        incoming.check(sha256, signed.size)
-        await to_thread.run_sync(hub.to_propose, repo_id, hub.tokens.caller_by_key(signed.by))  # if it was not removed
-        await to_thread.run_sync(hub.keep, repository, [incoming])
+            await take_turn(partial(write, block), "quick")
+
+        def keep() -> None:
+            incoming.seal()
+            incoming.check(sha256, signed.size)
+            hub.to_propose(repo_id, hub.tokens.caller_by_key(signed.by))  # if it was not removed
+            hub.keep(repository, [incoming])
+
+        await take_turn(keep, "write")
     request.app.state.metrics.received.inc(signed.size)
     return Response(headers={"ETag": f'"{sha256}"'})
 

@@ -38,8 +38,12 @@ async def hub_of(request: Request) -> Hub:
 TheHub = Annotated[Hub, Depends(hub_of)]
 
 
-def caller_of(request: Request, hub: TheHub) -> Caller:
+async def caller_of(request: Request, hub: TheHub) -> Caller:
     """Return the sender of a request."""
+    return await to_thread.run_sync(_find_caller, request, hub, limiter=request.app.state.token_threads)
+
+
+def _find_caller(request: Request, hub: Hub) -> Caller:
     sent = request.headers.get("authorization")
     by_git = request.headers.get("content-type") in _GIT_TYPES
     if (sent or "").lower().startswith("basic ") and request.method not in {"GET", "HEAD"} and not by_git:
@@ -112,7 +116,8 @@ class HubRoute(APIRoute):
     """A route that runs a plain function in a turn of its caller, and parses a parameter `body` in a thread."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        super().__init__(path, endpoint if iscoroutinefunction(endpoint) else in_turn(endpoint, "quick"), **options)
+        kind = "quick" if "GET" in options["methods"] else "write"
+        super().__init__(path, endpoint if iscoroutinefunction(endpoint) else in_turn(endpoint, kind), **options)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler, which finds the body already validated."""
