@@ -66,7 +66,8 @@ def write_wheels(
         name: The name in the index; None for the project's name.
         version: The version in the index; None for `<version of the project>.0`.
         owner: The owner in the wheel's text; None for the owner in `build.toml`.
-        load, allow: As for `checks.run_all`.
+        load: Check that the packages for this machine load.
+        allow: Names of checks whose errors are reported as warnings.
     """
     project = read_project(directory, owner)
     config = project.root / "build.toml"

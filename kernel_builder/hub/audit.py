@@ -101,7 +101,8 @@ def audit(
         name: `ORG/NAME` for the newest version, `ORG/NAME@REVISION`, or a directory: a project or a `build` of one.
         since: An earlier revision of the repository, or another directory, to compare the API with.
         load: Download everything, and run the checks that load the packages, in a sandbox.
-        signers, endpoint: As for `verify`.
+        signers: Trusted signers, as for `verify`.
+        endpoint: The address of the Hub, as for `verify`.
 
     Raises:
         HubError: If there is no such kernel, or the Hub cannot be reached.
