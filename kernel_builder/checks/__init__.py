@@ -114,7 +114,7 @@ def run_all(
         project: The project that they were built from, whose files the findings then name.
         probe: The process that loads the packages; None for a new one.
         sandbox: Whether a new process is in a sandbox: if the system has one, always, or never.
-        progress: Is told if there is none.
+        progress: Receives a warning if there is none.
         others: Packages of kernels that these may depend on, by repository, beside those that the client finds.
     """
     directories = [package.resolve() for package in packages]

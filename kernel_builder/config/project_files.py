@@ -193,7 +193,7 @@ def check_link(root: Path, path: Path, name: str, where: str) -> None:
     real = Path(os.path.realpath(path))
     if not in_work_tree(root, path) or not (real.is_relative_to(root) or _listed_by_git(root, [real])):
         raise ConfigError(
-            f"{name!r} is a symbolic link out of the project to what its git repository does not track",
+            f"{name!r} is a symbolic link out of the project to a path that its git repository does not track",
             where=where,
             hint="copy its target into the project, or `git add` both: other links may only point to files of the git "
             "repository that tracks the project",

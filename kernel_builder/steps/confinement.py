@@ -92,7 +92,7 @@ def for_steps(mode: SandboxMode, variants: Sequence[PlannedVariant], progress: P
 
 
 def chosen(mode: SandboxMode, compiler: Path | None, progress: Progress | None = None) -> Confinement:
-    """Return the first sandbox in which the compiler runs, and without network; tell `progress` if there is none."""
+    """Return the first sandbox in which the compiler runs, and without network; warn if there is none."""
     confinement = _first_usable(mode, compiler)
     if confinement.kind is None and mode == "auto" and progress:
         progress.say(

@@ -163,7 +163,7 @@ def test_links_into_the_git_repository_of_the_project_are_followed(home: Path, t
     git(tmp_path, "init", "--quiet")
     mistake(home)  # in a foreign repository, such as a home directory in git
     git(tmp_path, "add", str(home))
-    mistake(home)  # what git does not track is not published by a link
+    mistake(home)  # a link publishes no untracked file
     git(tmp_path, "add", str(outside))
     assert read_project(home) == expected
     (home / ".git").mkdir()  # a repository in the repository
