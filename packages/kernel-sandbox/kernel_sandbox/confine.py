@@ -25,6 +25,7 @@ LARGEST_FILE = 8 << 30
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _SECCOMP_MODE_FILTER = 2
 _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET, _CLONE_NEWIPC = 0x10000000, 0x20000000, 0x40000000, 0x08000000
+_CLONE_NEWNS, _MOUNT_FLAGS = 0x00020000, 0b1110  # no setuid files, no devices, no programs
 
 # System calls of Landlock, which have the same numbers on all architectures.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -112,7 +113,7 @@ def _enter_namespaces(libc: ctypes.CDLL, flags: int) -> None:
     """Enter a user namespace and those of `flags`, if the system permits it.
 
     With a pid namespace this process waits, and a child goes on: the namespace's first process, with which all others
-    in it end. It ends with this one.
+    in it end. It ends with this one. With a mount namespace, /proc shows the pid namespace.
     """
     user, group = os.getuid(), os.getgid()
     if libc.unshare(_CLONE_NEWUSER | flags) != 0:
@@ -134,6 +135,8 @@ def _enter_namespaces(libc: ctypes.CDLL, flags: int) -> None:
         if select.select([closes_with_parent], [], [], 0)[0]:
             os._exit(128 + signal.SIGKILL)  # the parent ended before PR_SET_PDEATHSIG was in force
         os.close(closes_with_parent)
+    if flags & _CLONE_NEWNS:  # bubblewrap looks for its child's number in this namespace, and fails without one
+        libc.mount(b"proc", b"/proc", b"proc", _MOUNT_FLAGS, None)
 
 
 def landlock_version() -> int:
@@ -208,7 +211,7 @@ def main() -> None:
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if device == "cpu":
-            _enter_namespaces(libc, _CLONE_NEWPID)
+            _enter_namespaces(libc, _CLONE_NEWPID | _CLONE_NEWNS)
         else:  # processes of other namespaces have numbers here
             keep_signals_inside()
         file = os.memfd_create("filter", 0)  # open in the command

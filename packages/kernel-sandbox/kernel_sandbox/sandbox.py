@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from kernel_sandbox.confine import BUBBLEWRAP, INSIDE, LANDLOCK, PROCESS, gpu_devices, has_seccomp, landlock_version
 from kernel_sandbox.programs import find_program, run_program
@@ -83,9 +84,9 @@ def strongest() -> str:
     """Return the name of the strongest sandbox that this system permits."""
     if missing_filter() is not None:
         return PROCESS
-    if program := find_program("bwrap"):
-        trial = [program, "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "true"]
-        with suppress(OSError, subprocess.SubprocessError):
+    if find_program("bwrap"):
+        with TemporaryDirectory() as scratch, suppress(OSError, subprocess.SubprocessError):
+            trial = wrapped(["true"], BUBBLEWRAP, Path(scratch), readable([]), "cpu")
             if run_program(*trial, seconds=10).returncode == 0:
                 return BUBBLEWRAP
     return LANDLOCK if landlock_version() > 0 else PROCESS
@@ -120,9 +121,11 @@ def prefix(kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:
-    """Return the paths that are not inside another one."""
+    """Return the paths that are not inside another one. Paths inside a link, such as a linked venv, are real paths."""
+    links = [path for path in paths if Path(path).is_symlink()]
+    inside = {path for path in paths for link in links if path != link and Path(path).is_relative_to(link)}
     outermost: list[str] = []
-    for path in sorted(set(paths), key=len):
-        if not any(Path(path).is_relative_to(outer) for outer in outermost if not Path(outer).is_symlink()):
+    for path in sorted({os.path.realpath(path) if path in inside else path for path in paths}, key=len):
+        if not any(Path(path).is_relative_to(outer) for outer in outermost):
             outermost.append(path)
     return outermost

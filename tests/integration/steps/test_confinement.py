@@ -26,7 +26,7 @@ from kernel_builder.steps.graph import Graph
 from kernel_format.errors import ToolchainError
 from kernel_format.tree_digest import hash_tree
 from kernel_sandbox.confine import BUBBLEWRAP, LANDLOCK, landlock_version
-from kernel_sandbox.sandbox import readable
+from kernel_sandbox.sandbox import readable, strongest, wrapped
 from tests.integration.build_command.conftest import working_in
 from tests.integration.steps.test_ninja import planned
 from tests.support.cli import invoke
@@ -80,6 +80,22 @@ def test_the_directory_in_which_python_m_starts_is_not_readable(tmp_path: Path) 
     (tmp_path / "shown.py").write_text("from kernel_sandbox.sandbox import readable\nprint(*readable([]), sep='\\n')\n")
     shown = subprocess.run([sys.executable, "-m", "shown"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True)
     assert str(tmp_path) not in shown.stdout.splitlines()
+
+
+def test_bubblewrap_works_in_a_container_and_with_a_linked_venv(tmp_path: Path) -> None:
+    """A pid namespace with its own /proc has no process of the numbers 2 to 8; a link leads to a venv."""
+    skip_unless(BUBBLEWRAP, strongest())
+    (tmp_path / "venv" / "lib").mkdir(parents=True)
+    (tmp_path / "venv" / "lib" / "file").write_text("works")
+    link, scratch = tmp_path / "link", tmp_path / "scratch"
+    link.symlink_to("venv")
+    scratch.mkdir()
+    paths = [*readable([link, link / "lib"])]
+    command = wrapped(["cat", str(link / "lib" / "file")], BUBBLEWRAP, scratch, paths, "cpu")
+    container = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    ended = 'for number in 2 3 4 5 6 7 8; do (exit); done; exec "$@"'
+    inside = [*container, "sh", "-c", ended, "sh", *command]
+    assert subprocess.run(inside, stdout=subprocess.PIPE, text=True, check=True).stdout == "works"
 
 
 def test_what_is_killed_while_it_starts_leaves_no_process(confinement: Confinement, tmp_path: Path) -> None:
