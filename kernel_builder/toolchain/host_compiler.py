@@ -175,8 +175,9 @@ def _of_c_library(directory: str) -> Iterator[str]:
     for below, names in table["files"].items():
         yield rf"{top}/{below}({'|'.join(map(re.escape, names.split()))})\.h"
     yield f"{top}/({'|'.join((*directories['glibc'], *directories['kernel']))})/.*"
-    # Where each package has a directory of its own, as with Nix, the kernel's headers are behind links.
+    # The kernel's headers may be behind links: the directory with Nix, each file of `asm` since Debian 13.
     for name in directories["kernel"]:
-        real = os.path.realpath(f"{directory}/{name}")
-        if os.path.isdir(real) and real != f"{directory}/{name}":  # noqa: PTH112
-            yield f"{re.escape(real)}/.*"
+        kernel = Path(directory, name)
+        links = [path for path in kernel.iterdir() if path.is_symlink()] if kernel.is_dir() else []
+        for real in {kernel.resolve(), *(link.resolve().parent for link in links)} - {kernel}:
+            yield f"{re.escape(str(real))}/.*"

@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from kernel_builder.steps.graph import CompileStep
 from kernel_builder.steps.step_scripts import stage_compile
 from kernel_builder.toolchain import Toolchains, host_compiler
 from tests.support.files import write_program
-from tests.support.places import CUDA
+from tests.support.places import CPU, CUDA
 
 # Of the headers' functions, device code has one and host code the other; `-lineinfo` names the headers of both.
 SOURCE = """
@@ -46,11 +46,22 @@ def compiled(step: CompileStep, work: Path) -> tuple[bytes, list[Path]]:
     read = [Path(name) for name in files_read.listed(work / step.key) if name.startswith("/")]
     others = [work, *step.roots.values(), *(root.resolve() for root in step.roots.values())]
     headers = [path for path in read if not any(map(path.is_relative_to, others))]
+    assert files_read.foreign(map(str, headers), step.headers) == []
     return (work / step.key / "out.o").read_bytes(), headers
 
 
-def with_headers_in(elsewhere: Path, host: HostCompiler, program: Path) -> None:
-    """Write a g++ whose headers, except its own few, are those below a directory, as Nix's wrapper of g++ is."""
+def with_headers_in(elsewhere: Path, headers: Iterable[Path], host: HostCompiler, program: Path) -> None:
+    """Write a g++ whose headers, except its own few, are copied below a directory, as Nix's wrapper of g++ is.
+
+    Those of `asm` are links, as in Debian 13.
+    """
+    (elsewhere / "asm").mkdir(parents=True)
+    for header in headers:
+        copied = Path(f"{elsewhere}{header}")
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        if copied.parent.name == "asm":
+            copied.symlink_to(elsewhere / "asm" / copied.name)
+        shutil.copy(header, copied)
     searched = [*host.cxx_include, f"{host.install}/include", *host.c_include]
     places = [
         directory if directory.startswith(str(host.install)) else f"{elsewhere}{os.path.normpath(directory)}"
@@ -70,11 +81,7 @@ def test_headers_of_gxx_in_another_place(
     toolchains = Toolchains()
     usual = clang_step(directory, toolchains)
     expected, headers = compiled(usual, tmp_path / "usual")
-    for header in headers:
-        copied = Path(f"{elsewhere}{header}")
-        copied.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(header, copied)
-    with_headers_in(elsewhere, toolchains.host(), tmp_path / "g++")
+    with_headers_in(elsewhere, headers, toolchains.host(), tmp_path / "g++")
 
     monkeypatch.setenv("CXX", str(tmp_path / "g++"))
     moved = clang_step(directory, Toolchains())
@@ -86,3 +93,18 @@ def test_headers_of_gxx_in_another_place(
     assert compiled_object == expected
     assert read
     assert all(header.is_relative_to(elsewhere) for header in read)
+
+
+def test_links_to_headers_of_the_kernel(
+    copy_project: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """clang lists the name of a header that is a link; g++ lists where the link leads, if that is shorter."""
+    project, elsewhere, toolchains = read_project(copy_project("stable-scale")), tmp_path / "elsewhere", Toolchains()
+    variant = Variant.parse(CPU)
+    usual = compile_steps.drafts(project, variant, toolchains)[0]
+    expected, headers = compiled(usual, tmp_path / "usual")
+    with_headers_in(elsewhere, headers, toolchains.host(), tmp_path / "g++")
+    monkeypatch.setenv("CXX", str(tmp_path / "g++"))
+    compiled_object, read = compiled(compile_steps.drafts(project, variant, Toolchains())[0], tmp_path / "moved")
+    assert compiled_object == expected
+    assert elsewhere / "asm" in {header.parent for header in read}
