@@ -72,12 +72,7 @@ def test_adapters(blocks, make, when):
 def compiled_graph(model, inputs):
     """Return the graph that `torch.compile` traces."""
     graphs = []
-
-    def backend(module, inputs):
-        graphs.append(module.graph)
-        return module.forward
-
-    torch.compile(model, backend=backend)(**inputs)
+    torch.compile(model, backend=lambda module, _: graphs.append(module.graph) or module.forward)(**inputs)
     return graphs[0]
 
 
@@ -94,6 +89,17 @@ def test_traces_have_the_models_own_operations(blocks, trace):
         [str(node.target) for node in trace(each, inputs).nodes if node.op.startswith("call")] for each in (model, fast)
     )
     assert ours == expected and any("rms_norm" in operation for operation in ours)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_compiled_classes_share_neither_limits_nor_sizes(blocks, graphs):
+    """Torch traces one code object 8 times, and sizes that differ between its calls as symbols."""
+    for batch in range(1, 10):
+        model, inputs = own(batch=batch)
+        model.__class__ = type("Layers", (type(model),), {})
+        blocks.accelerate(model, graphs=graphs)
+        placeholders = compiled_graph(model, inputs).find_nodes(op="placeholder")
+        assert all(torch.is_tensor(node.meta["example_value"]) for node in placeholders)
 
 
 @torch.no_grad()

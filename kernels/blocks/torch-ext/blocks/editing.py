@@ -43,9 +43,7 @@ class Editor:
         """Insert a call whose result is like that of the node `like`."""
         with self._graph.inserting_before(before):
             new = self._graph.call_function(function, tuple(args), kwargs or {})
-        new.meta = dict(before.meta if like is None else like.meta)
-        if like is None:
-            new.meta.pop("example_value", None)
+        new.meta = {**before.meta, "example_value": None} if like is None else dict(like.meta)
         self._changing += [new] if changes(new) else []
         return new
 

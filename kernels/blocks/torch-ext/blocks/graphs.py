@@ -89,8 +89,6 @@ def _with_graphs(cls: Any) -> Any:
     if issubclass(cls, _Derived):
         return cls
 
-    # Libraries ask for the parameters of a model's forward: `wraps` keeps them.
-    @functools.wraps(cls.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # Copies of the model have no runner.
         runner = None if is_compiling() or is_off() else runners.get(self)
@@ -98,7 +96,10 @@ def _with_graphs(cls: Any) -> Any:
             return cls.forward(self, *args, **kwargs)
         return runner.call(self, MethodType(cls.forward, self), args, kwargs)
 
-    attributes = {"forward": forward, "_blocks_original": cls}
+    # Torch counts graphs and compares sizes by code object: under a user's `torch.compile`, classes share neither.
+    forward.__code__ = forward.__code__.replace(co_name=f"{cls.__name__}_{id(cls)}")
+    # Libraries ask for the parameters of a model's forward: `wraps` keeps them.
+    attributes = {"forward": functools.wraps(cls.forward)(forward), "_blocks_original": cls}
     attributes |= {name: _loop(cls, name) for name in ("_sample", *_OTHER_LOOPS) if hasattr(cls, name)}
     # The names stay: libraries compare them, to place a model's blocks on devices for example.
     attributes |= {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -32,13 +32,14 @@ _PATCHED = "the method of a class was patched after accelerate"
 _NUMBERED = 'blocks have numbers in a cache, by which Torch traces each apart: scope="model" or graphs=True traces them'
 _PAGED = "generate_batch: its cache breaks each trace at every layer"
 _numbers = itertools.count()
+_codes: "weakref.WeakKeyDictionary[type, CodeType]" = weakref.WeakKeyDictionary()
 # The modules of a model that run by graphs. No value may refer to the model.
 _traced: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[nn.Module]]" = weakref.WeakKeyDictionary()
 
 
 def trace(model: nn.Module, report: Report, scope: str, returns_logits: bool = True) -> None:
     """Let a model, or its blocks by `scope`, run by graphs with the kernels, from the next call on."""
-    groups = [[model]] if scope == "model" else _groups_in(model)
+    groups = [[model]] if scope == "model" else [*_groups_in(model)]
     for modules in groups:
         compiled = _compiled(modules, _Backend(type(modules[0]), report, returns_logits, is_block=scope == "blocks"))
         for module in modules:
@@ -63,15 +64,13 @@ class _TracedCall(partial[Any]):
     has_run = False
 
 
-def _groups_in(model: nn.Module) -> list[list[nn.Module]]:
-    """Return the modules of each class in each of the outermost lists of a model."""
-    groups = []
+def _groups_in(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Yield the modules of each class in each of the outermost lists of a model."""
     for part in model.children():
         if isinstance(part, nn.ModuleList):
-            groups += [[module for module in part if type(module) is cls] for cls in dict.fromkeys(map(type, part))]
+            yield from ([module for module in part if type(module) is cls] for cls in dict.fromkeys(map(type, part)))
         else:
-            groups += _groups_in(part)
-    return groups
+            yield from _groups_in(part)
 
 
 def _compiled(modules: Sequence[nn.Module], backend: "_Backend") -> Callable[..., Any]:
@@ -82,8 +81,9 @@ def _compiled(modules: Sequence[nn.Module], backend: "_Backend") -> Callable[...
         return module._call_impl(*args, **kwargs)
 
     # Torch counts the graphs of a code object, up to 8, and traces sizes as symbols that differ between calls of one
-    # name in a file: each model and each list of blocks has a code object and a name of its own.
-    traced.__code__ = traced.__code__.replace(co_name=f"{backend.cls.__name__}_{next(_numbers)}")
+    # name in a file. `traced` has a code object and a name for each model and each list of blocks; `call`, which a
+    # user's `torch.compile` traces, for each class.
+    traced.__code__ = traced.__code__.replace(co_name=(name := f"{backend.cls.__name__}_{next(_numbers)}"))
     compiled = torch.compile(traced, backend=backend)
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -107,6 +107,7 @@ def _compiled(modules: Sequence[nn.Module], backend: "_Backend") -> Callable[...
         with hooks, nullcontext() if has_run else _first_call():
             return compiled(module, *args, **kwargs)
 
+    call.__code__ = _codes.setdefault(backend.cls, call.__code__.replace(co_name=name))
     return call
 
 
