@@ -112,6 +112,9 @@ def _decoding(model: nn.Module, dtype: torch.dtype) -> dict[str, Any]:
 def _forget_token(inputs: dict[str, Any]) -> None:
     for layer in inputs["past_key_values"].layers:
         layer.cumulative_length.fill_(_CACHED)
+        for tensor in (layer.keys, layer.values, layer.cumulative_length):
+            # For CUDA graphs of `reduce-overhead`: the cache's own mark does not reach another process.
+            torch._dynamo.mark_static_address(tensor)
 
 
 def _flux(layers: int) -> nn.Module:
