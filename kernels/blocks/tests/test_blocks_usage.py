@@ -72,7 +72,12 @@ def test_adapters(blocks, make, when):
 def compiled_graph(model, inputs):
     """Return the graph that `torch.compile` traces."""
     graphs = []
-    torch.compile(model, backend=lambda module, _: graphs.append(module.graph) or module.forward)(**inputs)
+
+    def backend(module, inputs):
+        graphs.append(module.graph)
+        return module.forward
+
+    torch.compile(model, backend=backend)(**inputs)
     return graphs[0]
 
 
