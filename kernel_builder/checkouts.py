@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kernel_sandbox.programs import run_program
 
-# The user's configuration, such as `safe.directory`, applies. These settings override the repository's.
+# The user's configuration, such as `safe.directory`, applies. These settings override it and the repository's.
 _CONFIGURATION = (
     "core.fsmonitor=false",
     f"core.hooksPath={os.devnull}",
@@ -31,9 +31,9 @@ _ATTRIBUTES = "* -text -filter -ident -working-tree-encoding\n"
 
 
 def _run(directory: Path, *arguments: str, stdin: bytes = b"", **variables: str) -> subprocess.CompletedProcess[bytes]:
-    """Run git without GIT_DIR and similar variables of the environment."""
+    """Run git without GIT_DIR and similar variables; those of the user's configuration (GIT_CONFIG_...) apply."""
     settings = (part for setting in _CONFIGURATION for part in ("-c", setting))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment = {name: value for name, value in os.environ.items() if not re.match("GIT_(?!CONFIG_)", name)}
     environment |= {
         "GIT_NO_REPLACE_OBJECTS": "1",
         "GIT_GRAFT_FILE": os.devnull,

@@ -40,7 +40,7 @@ def published_files(root: Path, *, largest: int = LARGEST_SOURCE) -> dict[str, C
     root = Path(os.path.realpath(root))
     names = [
         name
-        for name in sorted(_listed(root, root, PurePosixPath()))
+        for name in sorted(_listed(root, root, PurePosixPath(), whole=is_in_git(root)))
         if (root / name).is_file()
         and in_work_tree(root, root / name)
         and name.parts[0] != "build"
@@ -106,16 +106,32 @@ def with_names_of_owner(project: Project, files: Mapping[str, Content]) -> dict[
     return named
 
 
-def _listed(root: Path, directory: Path, name: PurePosixPath, above: tuple[Path, ...] = ()) -> Iterator[PurePosixPath]:
-    """Yield the project paths of all entries in a directory, whose own path in the project is `name`."""
+def is_in_git(root: Path) -> bool:
+    """Return whether git tracks a file of a project, or its repository is the project's own."""
+    own = git_output(root, "rev-parse", "--show-prefix") == b"\n"
+    return own or bool(git_output(root, "ls-files", "--error-unmatch", "."))
+
+
+def _listed(
+    root: Path, directory: Path, name: PurePosixPath, above: tuple[Path, ...] = (), *, whole: bool
+) -> Iterator[PurePosixPath]:
+    """Yield the project paths of the entries in a directory, whose own path in the project is `name`.
+
+    Without `whole`, only sources and texts are yielded.
+    """
     answer = git_output(directory, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    for entry in os.fsdecode(answer).rstrip("\0").split("\0") if answer else _known(directory):
+    entries = set(filter(None, os.fsdecode(answer or b"").split("\0")))
+    if answer is None or not whole:
+        known = set(_known(directory))
+        # A work tree around the project may exclude all of it, as that of a home directory in git.
+        entries = known & entries if entries else known
+    for entry in entries:
         path, target = directory / entry, Path(os.path.realpath(directory / entry))
         yield name / entry
         # A link to a directory above itself would be followed forever.
         endless = any(parent.is_relative_to(target) for parent in (directory, *above))
         if path.is_symlink() and path.is_dir() and in_work_tree(root, path) and not endless:
-            yield from _listed(root, target, name / entry, (*above, directory))
+            yield from _listed(root, target, name / entry, (*above, directory), whole=whole)
 
 
 def _known(directory: Path) -> Iterator[str]:

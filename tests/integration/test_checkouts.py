@@ -176,9 +176,25 @@ def test_the_environment_names_no_other_repository(
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("is_refused", [False, True], ids=["without-git", "refused-by-git"])
-def test_gitignore_limits_what_is_published_without_git(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+@pytest.mark.parametrize("name", ["GLOBAL", "SYSTEM", "COUNT", "PARAMETERS"])
+def test_the_users_configuration_excludes_files_and_runs_no_program(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    write_files(tmp_path, {"excludes": "private*\n", "repository/kernel/private.md": ""})
+    settings = {"core.excludesFile": f"{tmp_path}/excludes", "core.fsmonitor": f"touch {tmp_path}/ran; false"}
+    for number, (key, value) in enumerate(settings.items()):
+        git(tmp_path, "config", "--file", "settings", key, value)
+        monkeypatch.setenv(f"GIT_CONFIG_KEY_{number}", key)
+        monkeypatch.setenv(f"GIT_CONFIG_VALUE_{number}", value)
+    lists = {"COUNT": "2", "PARAMETERS": " ".join(f"'{key}={value}'" for key, value in settings.items())}
+    monkeypatch.setenv(f"GIT_CONFIG_{name}", lists.get(name, f"{tmp_path}/settings"))
+    assert set(published_files(repository / "kernel")) == {"a.cpp", "build.toml", "link", "run.sh"}
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("case", ["without-git", "refused-by-git", "in-a-foreign-work-tree"])
+def test_only_sources_and_texts_are_published_if_git_does_not_track_the_project(
+    repository: Path, tmp_path: Path, case: str
 ) -> None:
     kernel = repository / "kernel"
     write_files(kernel, {".gitignore": "secret*\n/data/\n", "sub/.gitignore": "key.toml\n"})
@@ -192,10 +208,15 @@ def test_gitignore_limits_what_is_published_without_git(
         "weights.bin",
     )
     write_files(kernel, dict.fromkeys((*ignored, "csrc/b.cu"), "x"))
-    if is_refused:  # as the repository of another user
+    if case == "refused-by-git":  # as the repository of another user
         (repository / ".git/HEAD").write_text("?")
     else:
         (repository / ".git").rename(tmp_path / "elsewhere")
+    if case == "in-a-foreign-work-tree":  # whose rules hold too
+        write_files(tmp_path, {"notes": "", ".gitignore": "repository/kernel/mine.py\n"})
+        write_files(kernel, {"mine.py": "", ".git/empty": ""})
+        git(tmp_path, "init", "--quiet")
+        git(tmp_path, "add", "notes")
     assert set(published_files(kernel)) - {"link"} == {"a.cpp", "build.toml", "csrc/b.cu"}
     (kernel / "csrc/b.cu").write_text("// Not written yet: the kernel\n// `Not written yet` marks texts")
     assert with_marks(kernel, published_files(kernel)) == ["csrc/b.cu"]
@@ -219,6 +240,11 @@ def test_gitignore_limits_what_is_published_without_git(
         with pytest.raises(ConfigError, match=message):
             published_files(kernel)
         (kernel / name).unlink()
+    (kernel / "notes.md").unlink()
+    git(kernel, "init", "--quiet")  # without a commit
+    assert "run.sh" in published_files(kernel)
+    (kernel / ".git/info/exclude").write_text("*\n")
+    assert not published_files(kernel)
 
 
 @pytest.mark.parametrize("in_git", [True, False])
