@@ -86,7 +86,7 @@ class RemoteRepository:
         token: The token. None: `$HF_TOKEN`, or else the token of `hf auth login`. False: no token.
 
     Raises:
-        HubError: If `repo_id` is not a valid name.
+        HubError: If `repo_id` is not a valid name, or the address has a user or a password.
     """
 
     def __init__(self, repo_id: str, *, endpoint: str | None = None, token: str | bool | None = None) -> None:
@@ -102,6 +102,12 @@ class RemoteRepository:
             ) from error
         self.repo_id = repo_id
         self.api: HfApi = HfApi(endpoint=endpoint, token=token, library_name="kernel-builder")
+        if "@" in self.api.endpoint:  # results, commits and errors have the address
+            raise HubError(
+                "the address of a Hub may not have a user or a password",
+                where="HF_ENDPOINT, --endpoint or --from",
+                hint="take the part before `@` out of it, and set HF_TOKEN to a token of the Hub that is published to",
+            )
 
     @property
     def url(self) -> str:

@@ -43,6 +43,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("", "hf_\xe4", "", "characters other than ASCII", "hf auth login"),
         ("/offline", None, "", "HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE"),
         ("", None, "http://me:secret@127.0.0.1:9", "through the proxy http://127.0.0.1:9 (HTTP_PROXY", "HF_ENDPOINT"),
+        ("", None, "me:secret@127.0.0.1:9", "through the proxy 127.0.0.1:9 (HTTP_PROXY", "HF_ENDPOINT"),
     ],
 )
 def test_a_request_to_a_hub_names_the_cause_of_its_failure(
@@ -57,6 +58,14 @@ def test_a_request_to_a_hub_names_the_cause_of_its_failure(
         RemoteRepository("org/kernel", endpoint=address, token=token or False).branches()
     assert message in caught.value.message and hint in str(caught.value.hint)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("address", ["http://me:secret@127.0.0.1:9", "http://me:s/secret@127.0.0.1:9", "me:secret@hub"])
+def test_the_address_of_a_hub_has_no_password(address: str) -> None:
+    with pytest.raises(HubError, match="HF_ENDPOINT, --endpoint or --from: the address of a Hub may not") as caught:
+        RemoteRepository("org/kernel", endpoint=address)
+    assert "secret" not in str(caught.value) and "HF_TOKEN" in str(caught.value.hint)
 
 
 def test_a_hub_below_a_path_is_not_written_to() -> None:
