@@ -11,10 +11,11 @@ import io
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernel_format.files import temporary_directory
 from kernel_sandbox.programs import run_program
 
 # The user's configuration, such as `safe.directory`, applies. These settings override it and the repository's.
@@ -56,6 +57,17 @@ def git_output(directory: Path, *arguments: str) -> bytes | None:
     except FileNotFoundError:
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def excluded_by_rules(root: Path, paths: Iterable[Path]) -> set[Path] | None:
+    """Return those of some files that git would ignore if a directory were a new repository; None without git."""
+    names = "\0".join(f"./{path.relative_to(root)}" for path in paths)
+    with temporary_directory() as empty:
+        if git_output(empty, "init", "--quiet") is None:
+            return None
+        places = (f"--git-dir={empty / '.git'}", "--work-tree=.")
+        done = _run(root, *places, "check-ignore", "-z", "--stdin", stdin=os.fsencode(names))
+    return {root / name for name in os.fsdecode(done.stdout).split("\0") if name} if done.returncode in (0, 1) else None
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def _listed(
     answer = git_output(directory, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     entries = set(filter(None, os.fsdecode(answer or b"").split("\0")))
     if answer is None or not whole:
-        known = set(_known(directory))
+        known = _known(directory)
         # A work tree around the project may exclude all of it, as that of a home directory in git.
         entries = known & entries if entries else known
     for entry in entries:
@@ -134,15 +134,16 @@ def _listed(
             yield from _listed(root, target, name / entry, (*above, directory), whole=whole)
 
 
-def _known(directory: Path) -> Iterator[str]:
-    """Yield the sources and texts in a directory that no `.gitignore` excludes."""
-    is_ignored = ignored_by_rules(directory)
+def _known(directory: Path) -> set[str]:
+    """Return the sources and texts in a directory that no `.gitignore` excludes."""
     environments = {path.parent for path in directory.rglob("pyvenv.cfg")}
-    for path in directory.rglob("*"):
-        name = path.relative_to(directory).as_posix()
-        is_known = _KNOWN.fullmatch(name) or (path.is_symlink() and path.is_dir())
-        if is_known and not is_ignored(path) and environments.isdisjoint(path.parents):
-            yield name
+    found = {
+        path
+        for path in directory.rglob("*")
+        if _KNOWN.fullmatch(path.relative_to(directory).as_posix()) or (path.is_symlink() and path.is_dir())
+        if environments.isdisjoint(path.parents)
+    }
+    return {path.relative_to(directory).as_posix() for path in found - ignored_by_rules(directory, found)}
 
 
 def outdated(there: Mapping[str, RemoteFile], wanted: Mapping[str, Content]) -> Iterator[str]:

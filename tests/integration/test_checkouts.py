@@ -247,6 +247,23 @@ def test_only_sources_and_texts_are_published_if_git_does_not_track_the_project(
     assert not published_files(kernel)
 
 
+@pytest.mark.parametrize("without_git", [False, True])
+def test_rules_have_their_meaning_in_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_git: bool) -> None:
+    """A file of an excluded directory stays excluded."""
+    ignored = [
+        "first.py",
+        "private/notes.md",
+        "private/deep/notes.md",
+        "open/a.md",
+        *["token_1.md"] * (not without_git),
+    ]
+    write_files(tmp_path, dict.fromkeys((*ignored, "kept.md"), ""))
+    (tmp_path / ".gitignore").write_text("/*\n!*.md\n!/private\nprivate/\ntoken_[[:digit:]].md\n", "utf-8-sig")
+    if without_git:
+        monkeypatch.setenv("PATH", "/nowhere")
+    assert set(published_files(tmp_path)) == {"kept.md"}
+
+
 @pytest.mark.parametrize("in_git", [True, False])
 def test_ignored_files_are_in_no_package(tmp_path: Path, in_git: bool) -> None:
     """Nor are the targets of links, which a pull request may add."""
