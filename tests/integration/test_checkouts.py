@@ -283,6 +283,22 @@ def test_ignored_files_are_in_no_package(tmp_path: Path, in_git: bool) -> None:
     assert set(published_files(project)) == {"build.toml", "torch-ext/twice/__init__.py"}
 
 
+@pytest.mark.parametrize("in_git", [True, False])
+@pytest.mark.parametrize("target", [".env", "private/notes.md", None])
+def test_an_ignored_file_is_no_card(tmp_path: Path, target: str | None, in_git: bool) -> None:
+    project = write_project(tmp_path / "twice")
+    rules = "private\n" if target else "CARD.md\n"
+    write_files(project, {".gitignore": rules, ".env": "", "private/notes.md": ""})
+    if target:
+        (project / "CARD.md").symlink_to(target)
+    else:
+        (project / "CARD.md").touch()
+    if in_git:
+        commit_all(project)
+    done = invoke("fill-card", project)
+    assert done.exit_code == ConfigError.exit_code and "CARD.md: would be published, and git excludes it" in done.output
+
+
 def test_a_link_leads_only_to_what_its_repository_tracks(tmp_path: Path) -> None:
     project = write_project(tmp_path / "twice")
     (project / "notes.md").symlink_to("../notes.md")
