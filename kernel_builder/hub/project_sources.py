@@ -40,7 +40,7 @@ def published_files(root: Path, *, largest: int = LARGEST_SOURCE) -> dict[str, C
     root = Path(os.path.realpath(root))
     names = [
         name
-        for name in sorted(_listed(root, root, PurePosixPath(), whole=is_in_git(root)))
+        for name in sorted(_listed(root, root, PurePosixPath()))
         if (root / name).is_file()
         and in_work_tree(root, root / name)
         and name.parts[0] != "build"
@@ -112,16 +112,11 @@ def is_in_git(root: Path) -> bool:
     return own or bool(git_output(root, "ls-files", "--error-unmatch", "."))
 
 
-def _listed(
-    root: Path, directory: Path, name: PurePosixPath, above: tuple[Path, ...] = (), *, whole: bool
-) -> Iterator[PurePosixPath]:
-    """Yield the project paths of the entries in a directory, whose own path in the project is `name`.
-
-    Without `whole`, only sources and texts are yielded.
-    """
+def _listed(root: Path, directory: Path, name: PurePosixPath, above: tuple[Path, ...] = ()) -> Iterator[PurePosixPath]:
+    """Yield the project paths of the entries in a directory, whose own path in the project is `name`."""
     answer = git_output(directory, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     entries = set(filter(None, os.fsdecode(answer or b"").split("\0")))
-    if answer is None or not whole:
+    if answer is None or not is_in_git(root):
         known = _known(directory)
         # A work tree around the project may exclude all of it, as that of a home directory in git.
         entries = known & entries if entries else known
@@ -131,7 +126,7 @@ def _listed(
         # A link to a directory above itself would be followed forever.
         endless = any(parent.is_relative_to(target) for parent in (directory, *above))
         if path.is_symlink() and path.is_dir() and in_work_tree(root, path) and not endless:
-            yield from _listed(root, target, name / entry, (*above, directory), whole=whole)
+            yield from _listed(root, target, name / entry, (*above, directory))
 
 
 def _known(directory: Path) -> set[str]:
