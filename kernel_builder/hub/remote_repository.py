@@ -60,18 +60,17 @@ _answers = network.Answers()  # to the operation that runs in a thread
 
 def _check_answer(response: Any) -> None:
     """Refuse path traversal in headers, which the Hub's client uses as paths in its cache, and lists without end."""
+    where = str(response.url).partition("?")[0]
     for header in _PATH_HEADERS:
         value = response.headers.get(header, "").removeprefix("W/").strip('"')
         if value in {".", ".."} or not {"/", "\\"}.isdisjoint(value):
-            raise VerificationError(
-                f"the header {header} is not a file name: {ascii(value)[:100]}", where=str(response.url)
-            )
+            raise VerificationError(f"the header {header} is not a file name: {ascii(value)[:100]}", where=where)
 
     # A redirected request keeps its extensions.
     is_list = response.request.extensions.setdefault("is list", f"/api/{_TYPE}s" in response.request.url.path)
     if is_list or not response.is_success:
         _answers.left -= _LEAST_ANSWER
-        error = VerificationError("the answer is too long or too slow", where=str(response.url))
+        error = VerificationError("the answer is too long or too slow", where=where)
         response.iter_bytes = _answers.limited(response.iter_bytes, error)
 
 
@@ -389,5 +388,6 @@ def _addition(path: str, content: Content) -> CommitOperationAdd:
 
 
 def _first_line(error: BaseException) -> str:
-    text = re.sub(r"\s*\(Request ID:[^)]*\)\.?", "", str(error)).strip()
+    # The query of a signed address permits what its receiver may do.
+    text = re.sub(r"\s*\(Request ID:[^)]*\)\.?|(?<=\w)\?\S*=[^\s']*", "", str(error)).strip()
     return text.splitlines()[0] if text else type(error).__name__

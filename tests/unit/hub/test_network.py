@@ -19,9 +19,13 @@ VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUN
 
 
 class Page(QuietHandler):
-    """Answers with a page, and below /limited with the request to wait."""
+    """Answers with a page, below /limited with the request to wait, and below /signed with a signed address."""
 
     def do_GET(self) -> None:
+        if self.path.startswith("/signed"):
+            return self.send(302, Location="/failing?Signature=secret")
+        if self.path.startswith("/failing"):
+            return self.send(500)
         self.send(429 if self.path.startswith("/limited") else 200, b"log in", Retry_After="900")
 
 
@@ -40,6 +44,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         ("", None, "", "login page of a network", "HF_ENDPOINT"),
         ("/limited", None, "", "limits the requests", "wait 900 seconds"),
+        ("/signed", None, "", "for url", "run the same command again"),
         ("", "hf_\xe4", "", "characters other than ASCII", "hf auth login"),
         ("/offline", None, "", "HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE"),
         ("", None, "http://me:secret@127.0.0.1:9", "through the proxy http://127.0.0.1:9 (HTTP_PROXY", "HF_ENDPOINT"),
