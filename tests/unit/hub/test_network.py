@@ -73,6 +73,15 @@ def test_the_address_of_a_hub_has_no_password(address: str) -> None:
     assert "secret" not in str(caught.value) and "HF_TOKEN" in str(caught.value.hint)
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize("address", ["http://me:s#secret@127.0.0.1:9/simple", "me:secret@127.0.0.1:9/simple"])
+def test_a_malformed_address_of_an_index_is_not_printed(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", address)
+    with pytest.raises(FetchError, match="PIP_INDEX_URL: the address of the index is malformed") as caught:
+        Index(retries=Retry(0)).packages("torch")
+    assert "secret" not in str(caught.value)
+
+
 def test_a_hub_below_a_path_is_not_written_to() -> None:
     with pytest.raises(HubError, match="below the path /mirror can be read only"):
         RemoteRepository("org/kernel", endpoint="http://127.0.0.1:9/mirror", token="hf_a").require_write()
