@@ -11,13 +11,14 @@ import io
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernel_format.files import temporary_directory
 from kernel_sandbox.programs import run_program
 
-# The user's configuration, such as `safe.directory`, applies. These settings override the repository's.
+# The user's configuration, such as `safe.directory`, applies. These settings override it and the repository's.
 _CONFIGURATION = (
     "core.fsmonitor=false",
     f"core.hooksPath={os.devnull}",
@@ -31,9 +32,9 @@ _ATTRIBUTES = "* -text -filter -ident -working-tree-encoding\n"
 
 
 def _run(directory: Path, *arguments: str, stdin: bytes = b"", **variables: str) -> subprocess.CompletedProcess[bytes]:
-    """Run git without GIT_DIR and similar variables of the environment."""
+    """Run git without GIT_DIR and similar variables; those of the user's configuration (GIT_CONFIG_...) apply."""
     settings = (part for setting in _CONFIGURATION for part in ("-c", setting))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment = {name: value for name, value in os.environ.items() if not re.match("GIT_(?!CONFIG_)", name)}
     environment |= {
         "GIT_NO_REPLACE_OBJECTS": "1",
         "GIT_GRAFT_FILE": os.devnull,
@@ -56,6 +57,17 @@ def git_output(directory: Path, *arguments: str) -> bytes | None:
     except FileNotFoundError:
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def excluded_by_rules(root: Path, paths: Iterable[Path]) -> set[Path] | None:
+    """Return those of some files that git would ignore if a directory were a new repository; None without git."""
+    names = "\0".join(f"./{path.relative_to(root)}" for path in paths)
+    with temporary_directory() as empty:
+        if git_output(empty, "init", "--quiet") is None:
+            return None
+        places = (f"--git-dir={empty / '.git'}", "--work-tree=.")
+        done = _run(root, *places, "check-ignore", "-z", "--stdin", stdin=os.fsencode(names))
+    return {root / name for name in os.fsdecode(done.stdout).split("\0") if name} if done.returncode in (0, 1) else None
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,8 @@ def proxied(url: str) -> str:
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     if not proxy or proxy_bypass(parts.hostname or ""):
         return ""
-    return f" through the proxy {re.sub('//[^/]*@', '//', proxy)} ({parts.scheme.upper()}_PROXY, NO_PROXY)"
+    shown = re.sub(r"^(\w+://)?.*@", r"\1", proxy)
+    return f" through the proxy {shown} ({parts.scheme.upper()}_PROXY, NO_PROXY)"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import asdict
 
@@ -14,7 +13,7 @@ from kernel_builder.cli.shared_options import json_option, max_size_option
 from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_builder.hub.transfer import copy_kernels, kernels_of
 from kernel_builder.progress import Lines
-from kernel_format.errors import ConfigError, SeveralErrors
+from kernel_format.errors import SeveralErrors
 
 
 @click.group(
@@ -44,13 +43,13 @@ def hub() -> None:
     show_default=True,
     help="The Hub that has them.",
 )
-@click.option("--endpoint", metavar="URL", help="The Hub to publish to.  [default: $HF_ENDPOINT]")
+@click.option(
+    "--endpoint", metavar="URL", envvar="HF_ENDPOINT", show_envvar=True, required=True, help="The Hub to publish to."
+)
 @click.option("--organization", metavar="ORG", help="The organization to publish to.  [default: the source's]")
 @max_size_option
 @json_option
-def import_(
-    source: str, origin: str, endpoint: str | None, organization: str | None, max_size: float, as_json: bool
-) -> None:
+def import_(source: str, origin: str, endpoint: str, organization: str | None, max_size: float, as_json: bool) -> None:
     """Copy a kernel of another Hub, or all kernels of an organization.
 
     They go to the Hub at --endpoint. All digests of a branch are compared before it is sent. Each branch that differs
@@ -61,13 +60,6 @@ def import_(
     kernel-builder hub import kernels-community/rmsnorm --endpoint http://127.0.0.1:8000
     kernel-builder hub import my-org --from http://other-hub:8000 --endpoint http://127.0.0.1:8000
     """
-    endpoint = endpoint or os.environ.get("HF_ENDPOINT")
-    if not endpoint:
-        raise ConfigError(
-            "expected the address of the Hub to publish to",
-            where="--endpoint",
-            hint="--endpoint http://127.0.0.1:8000, or set HF_ENDPOINT",
-        )
     # The user's token is for the Hub that is published to, and must not be sent to another Hub.
     done, errors = copy_kernels(
         [source] if "/" in source else kernels_of(source, origin),

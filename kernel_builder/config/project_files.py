@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 
 from pathspec import GitIgnoreSpec
 
-from kernel_builder.checkouts import git_output
+from kernel_builder.checkouts import excluded_by_rules, git_output
 from kernel_builder.config import aot_toml, build_toml
 from kernel_builder.config.ownership import owned_by
 from kernel_builder.config.project import Project, TorchNoarch
@@ -154,8 +154,7 @@ def excluded(root: Path, paths: Iterable[Path]) -> set[Path]:
     if _listed_by_git(root, [root / build_toml.FILE]) or _listed_by_git(root, [root / build_toml.FILE], *_OTHERS):
         kept |= _listed_by_git(root, inside, *_OTHERS)
     else:
-        is_ignored = ignored_by_rules(root)
-        kept |= {place for place in inside if not is_ignored(place)}
+        kept |= set(inside) - ignored_by_rules(root, inside)
     kept -= {place for place in inside if any(part.startswith(".") for part in place.relative_to(root).parts)}
     return {path for place, of in places.items() if place not in kept for path in of}
 
@@ -175,17 +174,22 @@ def _listed_by_git(root: Path, places: Sequence[Path], *options: str) -> set[Pat
     return found
 
 
-def ignored_by_rules(root: Path) -> Callable[[Path], bool]:
-    """Return a function that tells whether the `.gitignore` files of a directory exclude a file below it."""
+def ignored_by_rules(root: Path, paths: Collection[Path]) -> set[Path]:
+    """Return those of some files that the `.gitignore` files of a directory exclude; git decides if it is installed."""
+    if (found := excluded_by_rules(root, paths)) is not None:
+        return found
 
     @cache
     def rules(directory: Path) -> GitIgnoreSpec:
         file = directory / ".gitignore"
-        return GitIgnoreSpec.from_lines(file.read_text("utf-8", "replace").splitlines() if file.is_file() else [])
+        return GitIgnoreSpec.from_lines(file.read_text("utf-8-sig", "replace").splitlines() if file.is_file() else [])
 
-    return lambda path: any(
-        rules(top).match_file(path.relative_to(top)) for top in path.parents if top.is_relative_to(root)
-    )
+    def is_ignored(path: Path, top: Path) -> bool:
+        """Return whether the file of one directory excludes a path, or a directory around it, which is final."""
+        name = path.relative_to(top)
+        return any(rules(top).match_file(part) for part in (str(name), *(f"{above}/" for above in name.parents[:-1])))
+
+    return {path for path in paths for top in path.parents if top.is_relative_to(root) and is_ignored(path, top)}
 
 
 def check_link(root: Path, path: Path, name: str, where: str) -> None:

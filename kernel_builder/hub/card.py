@@ -12,7 +12,7 @@ from typing import Any
 
 from kernel_builder.config.ownership import in_text
 from kernel_builder.config.project import Project
-from kernel_builder.config.project_files import check_link
+from kernel_builder.config.project_files import excluded
 from kernel_builder.config.variant import Noarch, StableAbi, TvmFfiAbi, Variant
 from kernel_builder.hub.package_api import Api
 from kernel_builder.hub.packages import HubPackage
@@ -57,8 +57,12 @@ def source_text(project: Project) -> str:
 def _source_card(project: Project) -> tuple[dict[str, Any], str]:
     """Return the front matter and the text of `CARD.md`, or else of `README.md`, without generated sections."""
     files = [project.root / name for name in ("CARD.md", "README.md") if (project.root / name).is_file()]
-    for file in files[:1]:
-        check_link(Path(os.path.realpath(project.root)), file, file.name, str(file))
+    if files and excluded(Path(os.path.realpath(project.root)), files[:1]):
+        raise ConfigError(
+            "would be published, and git excludes it, or the target of its symbolic link, or does not track the target",
+            where=str(files[0]),
+            hint="copy the target into the project, or take it out of .gitignore",
+        )
     text = in_text(project, files[0].read_text(encoding="utf-8")) if files else f"# {project.name}\n"
     front, body = front_matter.split(text)
     try:

@@ -106,10 +106,21 @@ def with_names_of_owner(project: Project, files: Mapping[str, Content]) -> dict[
     return named
 
 
+def is_in_git(root: Path) -> bool:
+    """Return whether git tracks a file of a project, or its repository is the project's own."""
+    own = git_output(root, "rev-parse", "--show-prefix") == b"\n"
+    return own or bool(git_output(root, "ls-files", "--error-unmatch", "."))
+
+
 def _listed(root: Path, directory: Path, name: PurePosixPath, above: tuple[Path, ...] = ()) -> Iterator[PurePosixPath]:
-    """Yield the project paths of all entries in a directory, whose own path in the project is `name`."""
+    """Yield the project paths of the entries in a directory, whose own path in the project is `name`."""
     answer = git_output(directory, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    for entry in os.fsdecode(answer).rstrip("\0").split("\0") if answer else _known(directory):
+    entries = set(filter(None, os.fsdecode(answer or b"").split("\0")))
+    if answer is None or not is_in_git(root):
+        known = _known(directory)
+        # A work tree around the project may exclude all of it, as that of a home directory in git.
+        entries = known & entries if entries else known
+    for entry in entries:
         path, target = directory / entry, Path(os.path.realpath(directory / entry))
         yield name / entry
         # A link to a directory above itself would be followed forever.
@@ -118,15 +129,16 @@ def _listed(root: Path, directory: Path, name: PurePosixPath, above: tuple[Path,
             yield from _listed(root, target, name / entry, (*above, directory))
 
 
-def _known(directory: Path) -> Iterator[str]:
-    """Yield the sources and texts in a directory that no `.gitignore` excludes."""
-    is_ignored = ignored_by_rules(directory)
+def _known(directory: Path) -> set[str]:
+    """Return the sources and texts in a directory that no `.gitignore` excludes."""
     environments = {path.parent for path in directory.rglob("pyvenv.cfg")}
-    for path in directory.rglob("*"):
-        name = path.relative_to(directory).as_posix()
-        is_known = _KNOWN.fullmatch(name) or (path.is_symlink() and path.is_dir())
-        if is_known and not is_ignored(path) and environments.isdisjoint(path.parents):
-            yield name
+    found = {
+        path
+        for path in directory.rglob("*")
+        if _KNOWN.fullmatch(path.relative_to(directory).as_posix()) or (path.is_symlink() and path.is_dir())
+        if environments.isdisjoint(path.parents)
+    }
+    return {path.relative_to(directory).as_posix() for path in found - ignored_by_rules(directory, found)}
 
 
 def outdated(there: Mapping[str, RemoteFile], wanted: Mapping[str, Content]) -> Iterator[str]:

@@ -107,6 +107,8 @@ def _prepared(request: PublishRequest, progress: Progress) -> _Publication:
     files = project_sources.published_files(project.root, **limit)
     project_sources.check_complete(project, files)
     sources = project_sources.with_names_of_owner(project, files)
+    if not project_sources.is_in_git(project.root):
+        progress.say("git does not track the project: only its sources and texts are published on main")
     for name in project_sources.with_marks(project.root, files):
         progress.say(f"warning: {name} still has texts of a new project, marked `Not written yet`")
     return _Publication(request, project, packages, left_out, api, contents, sources, repository, branch, progress)

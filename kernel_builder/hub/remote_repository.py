@@ -60,18 +60,17 @@ _answers = network.Answers()  # to the operation that runs in a thread
 
 def _check_answer(response: Any) -> None:
     """Refuse path traversal in headers, which the Hub's client uses as paths in its cache, and lists without end."""
+    where = str(response.url).partition("?")[0]
     for header in _PATH_HEADERS:
         value = response.headers.get(header, "").removeprefix("W/").strip('"')
         if value in {".", ".."} or not {"/", "\\"}.isdisjoint(value):
-            raise VerificationError(
-                f"the header {header} is not a file name: {ascii(value)[:100]}", where=str(response.url)
-            )
+            raise VerificationError(f"the header {header} is not a file name: {ascii(value)[:100]}", where=where)
 
     # A redirected request keeps its extensions.
     is_list = response.request.extensions.setdefault("is list", f"/api/{_TYPE}s" in response.request.url.path)
     if is_list or not response.is_success:
         _answers.left -= _LEAST_ANSWER
-        error = VerificationError("the answer is too long or too slow", where=str(response.url))
+        error = VerificationError("the answer is too long or too slow", where=where)
         response.iter_bytes = _answers.limited(response.iter_bytes, error)
 
 
@@ -86,7 +85,7 @@ class RemoteRepository:
         token: The token. None: `$HF_TOKEN`, or else the token of `hf auth login`. False: no token.
 
     Raises:
-        HubError: If `repo_id` is not a valid name.
+        HubError: If `repo_id` is not a valid name, or the address has a user or a password.
     """
 
     def __init__(self, repo_id: str, *, endpoint: str | None = None, token: str | bool | None = None) -> None:
@@ -102,6 +101,13 @@ class RemoteRepository:
             ) from error
         self.repo_id = repo_id
         self.api: HfApi = HfApi(endpoint=endpoint, token=token, library_name="kernel-builder")
+        if "@" in self.api.endpoint:  # results, commits and errors have the address
+            raise HubError(
+                "the address of a Hub may not have a user or a password",
+                where="HF_ENDPOINT, --endpoint or --from",
+                hint="take the part before `@` out of it, and set HF_TOKEN to a token of the Hub that is published to",
+            )
+        self.where = f"{repo_id} on {self.api.endpoint}"
 
     @property
     def url(self) -> str:
@@ -162,9 +168,7 @@ class RemoteRepository:
         try:
             return {checked_text(branch.name): checked_text(branch.target_commit) for branch in refs.branches}
         except UnsafePath as error:
-            raise VerificationError(
-                f"unsafe name of a branch: {error}", where=f"{self.repo_id} on {self.api.endpoint}"
-            ) from error
+            raise VerificationError(f"unsafe name of a branch: {error}", where=self.where) from error
 
     @repeated(RateLimited)
     def files(self, revision: str) -> Mapping[str, RemoteFile]:
@@ -345,29 +349,27 @@ class RemoteRepository:
         except (http_error, ConnectionError, LocalEntryNotFoundError, *_MALFORMED) as error:
             # A response has the Hub's message; its cause, the HTTP library's error, has not.
             if explained := network.explain(error):
-                where = f"{self.repo_id} on {self.api.endpoint}"
-                raise HubError(f"cannot {action}: {explained[0]}", where=where, hint=explained[1]) from error
+                raise HubError(f"cannot {action}: {explained[0]}", where=self.where, hint=explained[1]) from error
             has_response = getattr(error, "response", None) is not None
             raise self._translated(action, error if has_response else error.__cause__ or error) from error
 
     def _translated(self, action: str, error: BaseException) -> HubError:
-        where = f"{self.repo_id} on {self.api.endpoint}"
         message = getattr(error, "server_message", None) or _first_line(error)
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in _STALE:
             moved = f"another publisher moved it; {_AGAIN}"
             hint = "review the pull request again" if action.startswith("merge ") else moved
-            return Conflict(f"cannot {action}: {message}", where=where, hint=hint)
+            return Conflict(f"cannot {action}: {message}", where=self.where, hint=hint)
         if status is not None:
             if status == HTTPStatus.TOO_MANY_REQUESTS:
                 limited = f"cannot {action}: the Hub limits the requests (status 429)"
-                return RateLimited(limited, where, error.response.headers)  # type: ignore[attr-defined]
+                return RateLimited(limited, self.where, error.response.headers)  # type: ignore[attr-defined]
             known = _HINTS.get(status, _AGAIN if status >= HTTPStatus.INTERNAL_SERVER_ERROR else None)
-            return HubError(f"cannot {action}: {message} (status {status})", where=where, hint=known)
+            return HubError(f"cannot {action}: {message} (status {status})", where=self.where, hint=known)
         if isinstance(error, ConnectionError) or type(error).__name__ in _UNREACHED:
             message = f"no connection to {self.api.endpoint}{network.proxied(self.api.endpoint)}"
         hint = f"check that $HF_ENDPOINT (or --from), if set, is the address of a running Hub; then {_AGAIN}"
-        return HubError(f"cannot {action}: {message}", where=where, hint=hint)
+        return HubError(f"cannot {action}: {message}", where=self.where, hint=hint)
 
 
 def _addition(path: str, content: Content) -> CommitOperationAdd:
@@ -383,5 +385,6 @@ def _addition(path: str, content: Content) -> CommitOperationAdd:
 
 
 def _first_line(error: BaseException) -> str:
-    text = re.sub(r"\s*\(Request ID:[^)]*\)\.?", "", str(error)).strip()
+    # The query of a signed address permits what its receiver may do.
+    text = re.sub(r"\s*\(Request ID:[^)]*\)\.?|(?<=\w)\?\S*=[^\s']*", "", str(error)).strip()
     return text.splitlines()[0] if text else type(error).__name__

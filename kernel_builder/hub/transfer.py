@@ -78,8 +78,9 @@ def copy_kernels(
 
 
 def _copy(source: RemoteRepository, target: RemoteRepository, max_bytes: int, progress: Progress) -> Transferred:
-    if not (branches := source.branches()):
+    if source.is_private() is not False:  # a client may send a password of its own, and the copy is public
         raise HubError("there is no such repository, or it is private", where=source.url)
+    branches = source.branches()
     commits: dict[str, str] = {}
     updated: list[str] = []
     sizes: dict[str, int] = {}  # of the transferred contents

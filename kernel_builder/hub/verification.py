@@ -176,7 +176,7 @@ def find_revision(repository: RemoteRepository, asked: str) -> tuple[str, set[st
     if not asked and not versions:
         raise HubError(
             "the kernel does not exist, or has no version",
-            where=f"{repository.repo_id} on {repository.api.endpoint}",
+            where=repository.where,
             hint="check the name, the token with `hf auth whoami`, and $HF_ENDPOINT",
         )
     asked = asked or max(versions, key=lambda name: int(name[1:]))

@@ -1,13 +1,14 @@
 """The step of a `rust-cpu` kernel: cargo builds the crate's static library, and the linker makes one object of it.
 
-cargo sees the crate's files and the user's cache of downloaded crates, and has no network. Build scripts and procedural
-macros run like compilers, in the sandbox.
+cargo sees the crate's files and those downloaded crates that Cargo.lock names, and has no network. Build scripts and
+procedural macros run like compilers, in the sandbox.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ _INSTALL = (
     "`apt-get install cargo`)"
 )
 _TOOLCHAIN = token("rust")
-# Arguments of `crate`: the toolchain, the manifest, the library's name, g++, a directory of cargo's cache or nothing,
+# Arguments of `crate`: the toolchain, the manifest, the library's name, g++, the directory of cargo's cache or nothing,
 # and the directory of Python's programs, in which the build script of the crate `tvm-ffi` looks for one. The wrapper
 # `rustc` maps the step's directory out of the crates' paths; in RUSTFLAGS, it would change the names of symbols.
 _TEMPLATES = Path(__file__).parents[1] / "templates/rust"
@@ -72,7 +73,7 @@ def step(project: Project, kernel: Kernel, host: HostCompiler, title: str) -> Co
     assert kernel.cargo_manifest is not None
     hashed = {name: hashlib.sha256((project.root / name).read_bytes()).hexdigest() for name in files(project, kernel)}
     home = Path(os.environ.get("CARGO_HOME", "~/.cargo")).expanduser()
-    caches = {token(f"cargo-{part}"): home / part for part in ("registry", "git") if (home / part).is_dir()}
+    caches = {token(f"cargo-{number}"): path for number, path in enumerate(_cached(project, kernel, home))}
     generated = {f"{name}.sh": (_TEMPLATES / name).read_text() for name in ("crate", "rustc")}
     library = _library(project, kernel)
     own = [library, kernel.cargo_manifest]
@@ -86,7 +87,7 @@ def step(project: Project, kernel: Kernel, host: HostCompiler, title: str) -> Co
             _TOOLCHAIN,
             *reversed(own),
             str(host.path),
-            next(iter(caches), ""),
+            str(home) if caches else "",
             str(Path(sys.executable).parent),
         ),
         roots={_TOOLCHAIN: rust.root, **caches},
@@ -150,6 +151,18 @@ def files(project: Project, kernel: Kernel) -> list[str]:
     for name in found:
         check_link(project.root, project.root / name, name, str(project.root / name))
     return sorted(set(found))
+
+
+def _cached(project: Project, kernel: Kernel, home: Path) -> list[Path]:
+    """Return the parts of cargo's cache for the crates that Cargo.lock names: others may be private."""
+    patterns = {"registry/index"}
+    for lock in (project.root / above / _LOCK for above in PurePosixPath(str(kernel.cargo_manifest)).parents):
+        text = lock.read_text(errors="replace") if lock.is_file() else ""
+        for name, version in re.findall(r'name = "([\w-]+)"\nversion = "([\w.+-]+)"\nsource = "(?!git)', text):
+            patterns |= {f"registry/src/*/{name}-{version}", f"registry/cache/*/{name}-{version}.crate"}
+        for name in re.findall(r'\nsource = "git\+[^"?#]*?([\w.-]+?)(?:\.git)?/?[?#"]', text):
+            patterns |= {f"git/*/{of}-{'[0-9a-f]' * 16}" for of in (name, name.lower())}
+    return sorted(path for pattern in patterns for path in home.glob(pattern))
 
 
 def _vendored(root: Path) -> Iterator[str]:

@@ -73,6 +73,12 @@ class Index:
     def __init__(self, url: str | None = None, *, retries: Retry | None = None) -> None:
         parts = urlsplit(url or configured_url() or PYPI_SIMPLE_ENDPOINT)
         self.url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))  # without credentials
+        if "@" in self.url:
+            raise FetchError(
+                "the address of the index is malformed",
+                where="PIP_INDEX_URL",
+                hint="begin it with https://, and write `/`, `?`, `#` and `@` in a password as %2F, %3F, %23 and %40",
+            )
         self._retries = retries or Retry(
             total=4, backoff_factor=0.3, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False
         )

@@ -176,9 +176,25 @@ def test_the_environment_names_no_other_repository(
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("is_refused", [False, True], ids=["without-git", "refused-by-git"])
-def test_gitignore_limits_what_is_published_without_git(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+@pytest.mark.parametrize("name", ["GLOBAL", "SYSTEM", "COUNT", "PARAMETERS"])
+def test_the_users_configuration_excludes_files_and_runs_no_program(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    write_files(tmp_path, {"excludes": "private*\n", "repository/kernel/private.md": ""})
+    settings = {"core.excludesFile": f"{tmp_path}/excludes", "core.fsmonitor": f"touch {tmp_path}/ran; false"}
+    for number, (key, value) in enumerate(settings.items()):
+        git(tmp_path, "config", "--file", "settings", key, value)
+        monkeypatch.setenv(f"GIT_CONFIG_KEY_{number}", key)
+        monkeypatch.setenv(f"GIT_CONFIG_VALUE_{number}", value)
+    lists = {"COUNT": "2", "PARAMETERS": " ".join(f"'{key}={value}'" for key, value in settings.items())}
+    monkeypatch.setenv(f"GIT_CONFIG_{name}", lists.get(name, f"{tmp_path}/settings"))
+    assert set(published_files(repository / "kernel")) == {"a.cpp", "build.toml", "link", "run.sh"}
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("case", ["without-git", "refused-by-git", "in-a-foreign-work-tree"])
+def test_only_sources_and_texts_are_published_if_git_does_not_track_the_project(
+    repository: Path, tmp_path: Path, case: str
 ) -> None:
     kernel = repository / "kernel"
     write_files(kernel, {".gitignore": "secret*\n/data/\n", "sub/.gitignore": "key.toml\n"})
@@ -192,10 +208,15 @@ def test_gitignore_limits_what_is_published_without_git(
         "weights.bin",
     )
     write_files(kernel, dict.fromkeys((*ignored, "csrc/b.cu"), "x"))
-    if is_refused:  # as the repository of another user
+    if case == "refused-by-git":  # as the repository of another user
         (repository / ".git/HEAD").write_text("?")
     else:
         (repository / ".git").rename(tmp_path / "elsewhere")
+    if case == "in-a-foreign-work-tree":  # whose rules hold too
+        write_files(tmp_path, {"notes": "", ".gitignore": "repository/kernel/mine.py\n"})
+        write_files(kernel, {"mine.py": "", ".git/empty": ""})
+        git(tmp_path, "init", "--quiet")
+        git(tmp_path, "add", "notes")
     assert set(published_files(kernel)) - {"link"} == {"a.cpp", "build.toml", "csrc/b.cu"}
     (kernel / "csrc/b.cu").write_text("// Not written yet: the kernel\n// `Not written yet` marks texts")
     assert with_marks(kernel, published_files(kernel)) == ["csrc/b.cu"]
@@ -219,6 +240,28 @@ def test_gitignore_limits_what_is_published_without_git(
         with pytest.raises(ConfigError, match=message):
             published_files(kernel)
         (kernel / name).unlink()
+    (kernel / "notes.md").unlink()
+    git(kernel, "init", "--quiet")  # without a commit
+    assert "run.sh" in published_files(kernel)
+    (kernel / ".git/info/exclude").write_text("*\n")
+    assert not published_files(kernel)
+
+
+@pytest.mark.parametrize("without_git", [False, True])
+def test_rules_have_their_meaning_in_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_git: bool) -> None:
+    """A file of an excluded directory stays excluded."""
+    ignored = [
+        "first.py",
+        "private/notes.md",
+        "private/deep/notes.md",
+        "open/a.md",
+        *["token_1.md"] * (not without_git),
+    ]
+    write_files(tmp_path, dict.fromkeys((*ignored, "kept.md"), ""))
+    (tmp_path / ".gitignore").write_text("/*\n!*.md\n!/private\nprivate/\ntoken_[[:digit:]].md\n", "utf-8-sig")
+    if without_git:
+        monkeypatch.setenv("PATH", "/nowhere")
+    assert set(published_files(tmp_path)) == {"kept.md"}
 
 
 @pytest.mark.parametrize("in_git", [True, False])
@@ -238,6 +281,22 @@ def test_ignored_files_are_in_no_package(tmp_path: Path, in_git: bool) -> None:
         file.write('pyext = ["py", "pem"]\n')
     assert [name for name, _ in read_project(project).python_files] == ["__init__.py"]
     assert set(published_files(project)) == {"build.toml", "torch-ext/twice/__init__.py"}
+
+
+@pytest.mark.parametrize("in_git", [True, False])
+@pytest.mark.parametrize("target", [".env", "private/notes.md", None])
+def test_an_ignored_file_is_no_card(tmp_path: Path, target: str | None, in_git: bool) -> None:
+    project = write_project(tmp_path / "twice")
+    rules = "private\n" if target else "CARD.md\n"
+    write_files(project, {".gitignore": rules, ".env": "", "private/notes.md": ""})
+    if target:
+        (project / "CARD.md").symlink_to(target)
+    else:
+        (project / "CARD.md").touch()
+    if in_git:
+        commit_all(project)
+    done = invoke("fill-card", project)
+    assert done.exit_code == ConfigError.exit_code and "CARD.md: would be published, and git excludes it" in done.output
 
 
 def test_a_link_leads_only_to_what_its_repository_tracks(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,10 +16,17 @@ _OF_ONE_CONNECTION = {"connection", "keep-alive", "transfer-encoding"}
 
 
 @contextmanager
-def alternating_proxy(urls: Sequence[str], certificate: Path | None = None, *, by_path: bool = False) -> Iterator[str]:
+def alternating_proxy(
+    urls: Sequence[str],
+    certificate: Path | None = None,
+    *,
+    by_path: bool = False,
+    more_headers: Mapping[str, str] | None = None,
+) -> Iterator[str]:
     """Run the proxy in the context, with TLS if there is a certificate, and yield its address.
 
     A server that refuses connections is left out. With `by_path`, each path has its own order of servers.
+    `more_headers` are added to each request.
     """
     requests: Counter[str] = Counter()
 
@@ -47,6 +54,7 @@ def alternating_proxy(urls: Sequence[str], certificate: Path | None = None, *, b
             ours = {*_OF_ONE_CONNECTION, "content-length"}
             headers = {name: value for name, value in self.headers.items() if name.lower() not in ours}
             headers["X-Forwarded-Proto"] = "https" if certificate else "http"
+            headers |= more_headers or {}
             if body or "Content-Length" in self.headers:
                 headers["Content-Length"] = str(len(body))
             connection.request(self.command, self.path, body, headers)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import tarfile
@@ -20,7 +19,8 @@ import pytest
 
 from kernel_builder import elf
 from tests.integration.build_command.conftest import Copy, NewCache, Run, replace, run_python
-from tests.support.files import write_program
+from tests.support.files import write_files, write_program
+from tests.support.git import commit_all
 from tests.support.loopback import served
 from tests.support.places import SOURCES
 
@@ -114,29 +114,38 @@ def test_a_crate_that_cargo_refuses_is_an_error(
 
 
 @needs_cargo
+@pytest.mark.attack
 def test_crates_come_from_cargos_cache(
     copy_project: Copy, kernel_builder: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`cargo fetch` filled it from a registry; the build has no network."""
-    project = copy_project("rust-scale")
+    """`cargo fetch` filled it from a registry and from git; the build has no network, and sees no other crate."""
+    project, home = copy_project("rust-scale"), tmp_path / "cargo"
     vendored, index = project / "vendor" / "scale-rows", tmp_path / "site" / "sc" / "al" / "scale-rows"
     (vendored / ".cargo-checksum.json").unlink()
+    private = ["registry/src/host/private-1.0.0/lib.rs", "git/checkouts/rates-private-0123456789abcdef/lib.rs"]
+    paths = ", ".join(f'"{home}/{path}"' for path in private)
+    program = f"fn main() {{ for path in [{paths}] {{ std::fs::read(path).expect_err(path); }} }}\n"
+    write_files(vendored, {"build.rs": program})
     index.parent.mkdir(parents=True)
     with tarfile.open(tmp_path / "site" / "scale-rows.crate", "w:gz") as crate:
         crate.add(vendored, "scale-rows-1.0.0")
     shutil.rmtree(project / "vendor")
+    manifest = '[package]\nname = "rates"\nversion = "1.0.0"\n'
+    write_files(tmp_path / "rates.git", {"Cargo.toml": manifest, "src/lib.rs": ""})
+    commit_all(tmp_path / "rates.git")
+    with (project / "crate" / "Cargo.toml").open("a") as file:
+        file.write(f'rates = {{ git = "file://{tmp_path}/rates.git" }}\n')
     checksum = hashlib.sha256((tmp_path / "site" / "scale-rows.crate").read_bytes()).hexdigest()
     entry = {"name": "scale-rows", "vers": "1.0.0", "deps": [], "features": {}, "cksum": checksum, "yanked": False}
     index.write_text(json.dumps(entry))
-    lock = (project / "Cargo.lock").read_text()
-    (project / "Cargo.lock").write_text(re.sub('checksum = ".*"', f'checksum = "{checksum}"', lock))
-    home = tmp_path / "cargo"
+    (project / "Cargo.lock").unlink()
     with served(partial(SimpleHTTPRequestHandler, directory=tmp_path / "site")) as address:
         (tmp_path / "site" / "config.json").write_text(json.dumps({"dl": f"{address}/{{crate}}.crate"}))
         replaced = f'[source.crates-io]\nreplace-with = "local"\n\n[source.local]\nregistry = "sparse+{address}/"\n'
         (project / ".cargo" / "config.toml").write_text(replaced)
-        fetched = ["cargo", "fetch", "--locked", "--manifest-path", project / "Cargo.toml"]
+        fetched = ["cargo", "fetch", "--manifest-path", project / "Cargo.toml"]
         # rustup finds its toolchains in the user's home.
         subprocess.run(fetched, cwd=project, env={**os.environ, "CARGO_HOME": str(home)}, check=True)
+    write_files(home, dict.fromkeys(private, ""))
     monkeypatch.setenv("CARGO_HOME", str(home))
     kernel_builder.build(project, "--no-load")

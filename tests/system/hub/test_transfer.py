@@ -16,7 +16,7 @@ from tests.support.alternating_proxy import alternating_proxy
 from tests.support.builder_process import run_builder
 from tests.support.loopback import QuietHandler, served
 from tests.support.programs import wait_for
-from tests.support.running_hub import RunningHub
+from tests.support.running_hub import TOKEN, RunningHub
 from tests.support.small_kernel import KERNEL, VARIANT, commit, publish_kernel, write_kernel
 
 
@@ -98,6 +98,16 @@ def test_an_import_from_a_hub_transfers_changes_only(pair: tuple[RunningHub, Run
     assert inside.api().repo_info(KERNEL, repo_type="kernel", revision="v1").sha == head
     outside.kill()
     assert copy(inside, outside, KERNEL).returncode == HubError.exit_code
+
+
+@pytest.mark.attack
+def test_a_private_kernel_is_not_copied(pair: tuple[RunningHub, RunningHub], tmp_path: Path) -> None:
+    inside, outside = pair
+    publish_kernel(outside, write_kernel(tmp_path / "two"), repo_id="org/two", private=True)
+    with alternating_proxy([outside.url], more_headers=TOKEN) as origin:  # which signs its users on
+        done = run_builder(inside.environment, "hub", "import", "org/two", "--from", origin, "--endpoint", inside.url)
+    assert done.returncode == HubError.exit_code and "it is private" in done.stderr, done.stderr
+    assert not inside.api().repo_exists("org/two", repo_type="kernel")
 
 
 def test_an_import_may_be_killed_and_run_twice_at_once(pair: tuple[RunningHub, RunningHub], tmp_path: Path) -> None:

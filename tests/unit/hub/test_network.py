@@ -19,9 +19,13 @@ VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUN
 
 
 class Page(QuietHandler):
-    """Answers with a page, and below /limited with the request to wait."""
+    """Answers with a page, below /limited with the request to wait, and below /signed with a signed address."""
 
     def do_GET(self) -> None:
+        if self.path.startswith("/signed"):
+            return self.send(302, Location="/failing?Signature=secret")
+        if self.path.startswith("/failing"):
+            return self.send(500)
         self.send(429 if self.path.startswith("/limited") else 200, b"log in", Retry_After="900")
 
 
@@ -40,9 +44,11 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         ("", None, "", "login page of a network", "HF_ENDPOINT"),
         ("/limited", None, "", "limits the requests", "wait 900 seconds"),
+        ("/signed", None, "", "for url", "run the same command again"),
         ("", "hf_\xe4", "", "characters other than ASCII", "hf auth login"),
         ("/offline", None, "", "HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE"),
         ("", None, "http://me:secret@127.0.0.1:9", "through the proxy http://127.0.0.1:9 (HTTP_PROXY", "HF_ENDPOINT"),
+        ("", None, "me:secret@127.0.0.1:9", "through the proxy 127.0.0.1:9 (HTTP_PROXY", "HF_ENDPOINT"),
     ],
 )
 def test_a_request_to_a_hub_names_the_cause_of_its_failure(
@@ -56,6 +62,23 @@ def test_a_request_to_a_hub_names_the_cause_of_its_failure(
         address = "http://hub.example" if proxy else f"{url}{path}"
         RemoteRepository("org/kernel", endpoint=address, token=token or False).branches()
     assert message in caught.value.message and hint in str(caught.value.hint)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("address", ["http://me:secret@127.0.0.1:9", "http://me:s/secret@127.0.0.1:9", "me:secret@hub"])
+def test_the_address_of_a_hub_has_no_password(address: str) -> None:
+    with pytest.raises(HubError, match="HF_ENDPOINT, --endpoint or --from: the address of a Hub may not") as caught:
+        RemoteRepository("org/kernel", endpoint=address)
+    assert "secret" not in str(caught.value) and "HF_TOKEN" in str(caught.value.hint)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("address", ["http://me:s#secret@127.0.0.1:9/simple", "me:secret@127.0.0.1:9/simple"])
+def test_a_malformed_address_of_an_index_is_not_printed(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", address)
+    with pytest.raises(FetchError, match="PIP_INDEX_URL: the address of the index is malformed") as caught:
+        Index(retries=Retry(0)).packages("torch")
     assert "secret" not in str(caught.value)
 
 

@@ -40,6 +40,7 @@ def test_the_client_loads_a_published_kernel(hub: RunningHub, scale: Path) -> No
     first = json.loads(done.stdout)
     assert first["created"] and first["variants"] == [path.name for path in (scale / "build").iterdir()]
     assert len(first["builds"]["sent"]) == 5 and first["builds"]["revision"]
+    assert "git does not track the project: only its sources and texts are published" in done.stderr
 
     on_main = tree(hub, REPO, "main")
     assert {"README.md", "build.toml", "scale/scale.h", "torch-ext/stable_scale/__init__.py"} < set(on_main)

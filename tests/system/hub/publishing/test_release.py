@@ -14,6 +14,7 @@ import yaml
 
 from kernel_builder.config.variant import this_platform
 from kernel_builder.hub.verification import verify
+from tests.support.files import write_files
 from tests.support.places import CPU, PROJECTS, ROOT
 from tests.support.programs import run
 from tests.support.running_hub import RunningHub
@@ -116,7 +117,10 @@ def test_the_release_rehearsed_against_our_own_hub(
     assert not rehearsal.runs("publish", build="success", gpu="failure")
     assert rehearsal.runs("gpu", build="success")
     assert rehearsal.runs("publish", build="success", gpu="success")
+    card = tmp_path / "artifacts" / "packages-of-a-test" / "kernels" / "stable-scale" / "CARD.md"
+    write_files(card.parent, {card.name: ""})
     rehearsal.job("publish")  # without a token: a dry run
+    assert not (checkout / "kernels" / "stable-scale" / card.name).exists()
     assert not hub.api().repo_exists(f"{OWNER}/stable-scale", repo_type="kernel")
     (tmp_path / "trusting").mkdir()
     (tmp_path / "trusting" / "sitecustomize.py").write_text(TRUSTING.format(trust=sigstore.trust))
