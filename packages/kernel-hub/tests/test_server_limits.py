@@ -327,16 +327,22 @@ def test_a_repository_that_cannot_be_read_counts_in_the_quota(tmp_path: Path) ->
     assert hub.index.find("a/one") is None
 
 
-def test_a_clone_ends_when_its_client_stalls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wait", [0.06, 100])
+def test_a_clone_ends_when_its_client_reads_slowly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait: float
+) -> None:
     Hub(Settings(tmp_path)).repositories.create("a/one", private=False, author="a")
-    head = pygit2.Repository(str(tmp_path / "repositories/a/one.git")).references["refs/heads/main"].target
-    body = f"0011command=fetch00010032want {head}\n0009done\n0000".encode()
+    repository = pygit2.Repository(str(tmp_path / "repositories/a/one.git"))
+    large = repository.create_blob(os.urandom(1_000_000))
+    body = f"0011command=fetch00010032want {large}\n0009done\n0000".encode()
     kind = [(b"content-type", b"application/x-git-upload-pack-request"), (b"git-protocol", b"version=2")]
     address = {"type": "http", "method": "POST", "path": "/kernels/a/one/git-upload-pack", "query_string": b""}
     app = create_app(Settings(tmp_path))
-    monkeypatch.setattr(git, "BLOCK_SECONDS", 0.1)
+    monkeypatch.setattr(git, "SPARE_SECONDS", 0.1)
+    received = 0
 
     async def fetch() -> None:
+        nonlocal received
         sent = iter([{"type": "http.request", "body": body}])
 
         async def receive() -> Message:
@@ -345,17 +351,21 @@ def test_a_clone_ends_when_its_client_stalls(tmp_path: Path, monkeypatch: pytest
             return await anyio.sleep_forever()
 
         async def send(message: Message) -> None:
-            if message.get("body"):
-                await anyio.sleep_forever()
+            nonlocal received
+            if size := len(message.get("body", b"")):
+                await anyio.sleep(wait)
+            received += size
 
         with anyio.fail_after(10):
             await app({**address, "headers": [(b"host", b"localhost"), *kind]}, receive, send)
 
     async def fetch_often() -> None:
-        for _ in range(git.PROCESSES["anonymous"] + 1):  # no process of git is lost
+        for _ in range(3):  # no turn is lost
             await fetch()
 
+    monkeypatch.setattr(git, "SLOWEST", 4 << 20)
     anyio.run(fetch_often)
+    assert received < 3 * 500_000
 
 
 # Cards: little Markdown that stands for much HTML, or takes long to parse or to clean

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import partial, wraps
 from inspect import signature
@@ -18,14 +18,16 @@ from starlette.requests import ClientDisconnect, Request
 Result = TypeVar("Result")
 Source = tuple[bool, str]
 
+_UNCHECKED = {"quick", "clone"}  # a clone's response ends with its client
+
 current_request: ContextVar[Request] = ContextVar("current_request")
 
 
 class Turns:
-    """Threads of which each caller has a few at a time. Requests without a token have half as many, of their own."""
+    """Places of which each caller has a few at a time. Requests without a token have half as many, of their own."""
 
-    def __init__(self, threads: int, each: int) -> None:
-        self.threads = {True: anyio.CapacityLimiter(threads), False: anyio.CapacityLimiter(threads // 2)}
+    def __init__(self, places: int, each: int) -> None:
+        self.places = {True: anyio.CapacityLimiter(places), False: anyio.CapacityLimiter(places // 2)}
         self.each = each
         self.callers: WeakValueDictionary[Source, anyio.Semaphore] = WeakValueDictionary()
 
@@ -46,12 +48,9 @@ def source_of(request: Request) -> Source:
     return False, host
 
 
-async def take_turn(work: Callable[[], Result], kind: str = "long") -> Result:
-    """Run work in a turn of the request's caller.
-
-    Work of the kind `long` lists, renders or compares, `write` waits for locks and the disk, and other work is `quick`.
-    """
-    request = current_request.get()
+@asynccontextmanager
+async def turn(request: Request, kind: str) -> AsyncIterator[anyio.CapacityLimiter]:
+    """Wait for one of the caller's turns, and yield the places for which it then waits with all others."""
     turns: Turns = request.app.state.turns[kind]
     source = source_of(request)
     own = turns.callers.setdefault(source, anyio.Semaphore(turns.each))
@@ -59,11 +58,20 @@ async def take_turn(work: Callable[[], Result], kind: str = "long") -> Result:
         await own.acquire()
     try:
         # The first reads the request's end. For quick work, the check would be a large part of the time.
-        if kind != "quick" and (await request.is_disconnected() or await request.is_disconnected()):
+        if kind not in _UNCHECKED and (await request.is_disconnected() or await request.is_disconnected()):
             raise ClientDisconnect
-        return await to_thread.run_sync(work, limiter=turns.threads[source[0]])
+        yield turns.places[source[0]]
     finally:
         own.release()
+
+
+async def take_turn(work: Callable[[], Result], kind: str = "long") -> Result:
+    """Run work in a turn of the request's caller.
+
+    Work of the kind `long` lists, renders or compares, `write` waits for locks and the disk, and other work is `quick`.
+    """
+    async with turn(current_request.get(), kind) as threads:
+        return await to_thread.run_sync(work, limiter=threads)
 
 
 def in_turn(handler: Callable[..., Result], kind: str = "long") -> Callable[..., Any]:
