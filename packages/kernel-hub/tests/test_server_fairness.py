@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import anyio
@@ -22,6 +25,7 @@ from kernel_hub.app import create_app
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.http.turns import current_request
 from kernel_hub.hub_service import Hub
+from kernel_hub.repositories.index import IndexedRepository
 from kernel_hub.settings import Settings
 from kernel_hub.storage.disk import repository_lock
 from kernel_hub.tokens import Caller
@@ -138,3 +142,33 @@ def test_no_caller_waits_for_the_locks_of_another(tmp_path: Path) -> None:
                 tasks.cancel_scope.cancel()
 
     anyio.run(ask_often)
+
+
+def test_no_caller_waits_while_the_repository_of_another_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub(Settings(tmp_path))
+    for repo_id in ("a/one", "foreign/one"):
+        hub.repositories.create(repo_id, private=False, author="a")
+    before = hub.index.find("foreign/one")
+    indexed, reading, end = hub.index._read, Event(), Event()
+
+    def read(repo_id: str, known: IndexedRepository | None, measure: bool) -> IndexedRepository | None:
+        row = indexed(repo_id, known, measure)
+        if repo_id == "foreign/one":  # which has very many branches
+            reading.set()
+            assert end.wait(20), "others waited"
+        return row
+
+    monkeypatch.setattr(hub.index, "_read", read)
+    with ThreadPoolExecutor(2) as threads:
+        foreign = threads.submit(hub.index.refresh, "foreign/one")
+        assert reading.wait(10)
+        hub.index.grow("foreign/one", 5)  # meanwhile
+        threads.submit(
+            hub.repositories.open("a/one").refs.create_branch, "v1", None, empty=False, overwrite=False
+        ).result(5)
+        hub.index.hide("foreign/one")  # it is read again, as a repository that is not private
+        end.set()
+        foreign.result()
+    assert before is not None and hub.index.find("foreign/one") == replace(before, bytes=before.bytes + 5)

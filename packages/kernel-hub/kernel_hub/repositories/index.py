@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from threading import Lock
 
@@ -111,17 +111,26 @@ class RepositoryIndex:
                 log.warning("the index of %s is out of date until the next start: %s", repo_id, error)
 
     def refresh(self, repo_id: str, *, measure: bool = False) -> None:
-        """Read a repository again, and measure its size, or keep the size that `grow` has counted."""
+        """Read a repository again, and measure its size, or keep the size that `grow` has counted.
+
+        It is read without the lock of the database, which all writers need, and again if its entry changes meanwhile.
+        """
         database = self._database
-        with database:  # which commits, or rolls back
-            database.execute("BEGIN IMMEDIATE")  # before the repository is read: the last writer has the newest state
+        while True:
             known = self.find(repo_id)
             row = self._read(repo_id, known, measure)
-            if row is None:
-                database.execute("DELETE FROM repositories WHERE repo_id = ?", (repo_id,))
-            elif row != known:
-                statement = f"INSERT OR REPLACE INTO repositories ({_COLUMNS}) VALUES ({_VALUES})"
-                database.execute(statement, tuple(vars(row).values()))
+            with database:  # which commits, or rolls back
+                database.execute("BEGIN IMMEDIATE")
+                now = self.find(repo_id)
+                grown = now.bytes - known.bytes if now and known else 0
+                if now != (known and replace(known, bytes=known.bytes + grown)):
+                    continue
+                if row is None:
+                    database.execute("DELETE FROM repositories WHERE repo_id = ?", (repo_id,))
+                elif (row := replace(row, bytes=row.bytes + grown)) != now:
+                    statement = f"INSERT OR REPLACE INTO repositories ({_COLUMNS}) VALUES ({_VALUES})"
+                    database.execute(statement, tuple(vars(row).values()))
+                return
 
     def rename(self, repo_id: str, new_id: str) -> None:
         """Rename an entry before its repository, whose size stays known: all writers would wait for a measurement."""
