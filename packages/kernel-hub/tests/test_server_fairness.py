@@ -165,9 +165,7 @@ def test_no_caller_waits_while_the_repository_of_another_is_read(
         foreign = threads.submit(hub.index.refresh, "foreign/one")
         assert reading.wait(10)
         hub.index.grow("foreign/one", 5)  # meanwhile
-        threads.submit(
-            hub.repositories.open("a/one").refs.create_branch, "v1", None, empty=False, overwrite=False
-        ).result(5)
+        threads.submit(hub.repositories.open("a/one").refs.create_branch, "v1", None, overwrite=False).result(5)
         hub.index.hide("foreign/one")  # it is read again, as a repository that is not private
         end.set()
         foreign.result()
