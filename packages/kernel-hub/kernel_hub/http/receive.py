@@ -121,16 +121,14 @@ def _check_head(scope: Scope) -> None:
 
 async def blocks(request: Request, size: int = 256 << 10) -> AsyncIterator[bytes]:
     """Yield the body in blocks of about `size` bytes, or raise a refusal if the client disconnects before the end."""
-    pending: list[bytes] = []
-    length = 0
+    pending = bytearray()
     try:
         async for chunk in request.stream():
-            pending.append(chunk)
-            length += len(chunk)
-            if length >= size:
-                yield b"".join(pending)
-                pending, length = [], 0
+            pending += chunk
+            if len(pending) >= size:
+                yield bytes(pending)
+                pending.clear()
     except ClientDisconnect:
         raise bad_request("the connection was closed before the end of the body; nothing was stored") from None
     if pending:
-        yield b"".join(pending)
+        yield bytes(pending)
