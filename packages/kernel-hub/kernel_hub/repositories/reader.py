@@ -26,10 +26,7 @@ def read_repository(
 ) -> IndexedRepository:
     """Return the index entry of a repository.
 
-    Args:
-        repository: The repository.
-        large_files: The store of its large files.
-        known: The old entry. Its size is kept, and its summary if the card is the same. None: measure the size.
+    `known` is the old entry: its size is kept, and its summary if the card is the same. None: measure the size.
     """
     main = repository.refs.resolve("main")
     versions = version_branches(repository)
