@@ -14,12 +14,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 import requests
 from click.testing import CliRunner
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
-from raw_requests import commit, signed_address, target
+from raw_requests import commit, signed_address, target, until
 
 from kernel_builder.cli import main
 from kernel_format.errors import ConfigError
@@ -298,6 +299,8 @@ def test_slow_clones_do_not_stop_others(start_hub: Callable[..., RunningHub], tm
                 + body
             )
         time.sleep(1)
+        served = psutil.Process(hub.process.pid)
+        assert until(lambda: [git.nice() for git in served.children()] == [19] * 4)
         for name in ("shut", "open"):  # git sends no token unless it is asked for one
             address = f"{hub.url.replace('//', f'//any:{token}@')}/kernels/a/{name}"
             assert git("ls-remote", address).returncode == 0

@@ -171,6 +171,7 @@ async def _run_git(request: Request, path: str, body: bytes, kind: str, *options
             with suppress(ProcessLookupError):
                 for limit, value in ((resource.RLIMIT_CPU, CPU_SECONDS), (resource.RLIMIT_AS, MEMORY_BYTES)):
                     resource.prlimit(process.pid, limit, (value, value))
+                os.setpriority(os.PRIO_PROCESS, process.pid, 19)  # below the server's own
             with suppress(anyio.BrokenResourceError):
                 await process.stdin.send(body)  # git reads the whole request before it responds
                 await process.stdin.aclose()
