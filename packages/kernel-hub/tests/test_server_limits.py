@@ -70,6 +70,19 @@ def test_the_quota(start_hub: Callable[..., RunningHub]) -> None:
     commit(hub.api(), "b/two", "x.so", os.urandom(2_500_000))
 
 
+def test_the_quota_of_many_repositories(tmp_path: Path) -> None:
+    hub = Hub(Settings(tmp_path, quota_bytes=1 << 30))
+    with hub.index._database as database:
+        database.execute("BEGIN")
+        rows = ((f"a/{number}", "x" * 4000, 4096) for number in range(3000))
+        database.executemany("INSERT INTO repositories (repo_id, summary, bytes) VALUES (?, ?, ?)", rows)
+    start = time.process_time()
+    with hub.allowances.claim() as claim:  # for a commit of 300 files
+        for _ in range(300):
+            claim(4096)
+    assert time.process_time() - start < 0.5
+
+
 def stored(hub: RunningHub) -> tuple[set[Path], str]:
     lines = requests.get(f"{hub.url}/metrics").text.splitlines()
     files = {path for path in hub.root.rglob("*") if path.is_file() and "lock" not in path.name}

@@ -70,6 +70,7 @@ class RepositoryIndex:
         columns = _COLUMNS.replace('"repo_id"', '"repo_id" PRIMARY KEY')
         try:
             self._database.execute(f"CREATE TABLE IF NOT EXISTS repositories ({columns})")
+            self._database.execute("CREATE INDEX IF NOT EXISTS sizes ON repositories (bytes)")  # for their sum
             self._database.execute(f"SELECT {_COLUMNS} FROM repositories WHERE repo_id = ''")
         except sqlite3.DatabaseError as error:
             raise HubError(
@@ -234,10 +235,11 @@ class Allowances:
 
         def grow(more: int) -> None:
             nonlocal size
-            with self._lock:
-                self.check(more)
-                self._claimed += more
-            size += more
+            if more:
+                size += more
+                with self._lock:  # not while the database is read: the event loop needs it, too
+                    self._claimed += more
+                self.check(more, is_claimed=True)
 
         try:
             yield grow
@@ -245,8 +247,8 @@ class Allowances:
             with self._lock:
                 self._claimed -= size
 
-    def check(self, size: int) -> None:
-        """Check that so many bytes can be stored now.
+    def check(self, size: int, *, is_claimed: bool = False) -> None:
+        """Check that so many bytes can be stored now, which may be claimed already.
 
         Raises:
             Refusal: If the quota would be exceeded.
@@ -255,7 +257,7 @@ class Allowances:
         disk = shutil.disk_usage(self._staging)  # without the claimed bytes, which are written
         if size > disk.free - min(self._reserve, disk.total // 20):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._staging))
-        size += self._claimed
+        size = self._claimed + (0 if is_claimed else size)
         if self._quota is not None and (stored := self._index.stored_bytes()) + size > self._quota:
             message = f"this Hub has {stored} of at most {self._quota} bytes, and this would add {size}"
             advice = "delete something, or ask the operator for a larger quota"
