@@ -76,18 +76,12 @@ def _measure(hub: Hub, repo_id: str) -> None:
 
 def _damaged(hub: Hub, repair: bool) -> Iterator[Defect]:
     for sha256 in list(hub.large_files):
-        try:
-            actual = file_digest(hub.large_files.path(sha256))
-        except FileNotFoundError:
-            continue
-        if actual != sha256:
-            if repair:
-                hub.large_files.remove(sha256)
-            yield Defect(
-                f"large file {sha256}",
-                f"its content changed on the disk: its SHA-256 is {actual}. It is no longer served; publish it again",
-                False,
-            )
+        with suppress(FileNotFoundError):
+            if (actual := file_digest(hub.large_files.path(sha256))) != sha256:
+                if repair:
+                    hub.large_files.remove(sha256)
+                problem = f"its content changed on the disk: its SHA-256 is {actual}. It is no longer served"
+                yield Defect(f"large file {sha256}", f"{problem}; publish it again", False)
 
 
 def _left_over(hub: Hub, repair: bool, now: float) -> Iterator[Defect]:

@@ -56,12 +56,8 @@ class GitRefs:
         """Return the commit that a ref points to, or None if there is no such ref."""
         if not names.is_text(full) or not pygit2.reference_is_valid_name(full):
             return None
-
-        def read() -> str | None:
-            ref = self._git.references.get(full)
-            return None if ref is None else str(ref.peel(pygit2.Commit).id)
-
-        return retry_reading(read)
+        ref = retry_reading(lambda: self._git.references.get(full))
+        return None if ref is None else str(retry_reading(lambda: ref.peel(pygit2.Commit)).id)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
