@@ -9,16 +9,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import anyio
 import pygit2
 import pytest
 import requests
-from fastapi import FastAPI
 from huggingface_hub import HfApi
-from raw_requests import TOKEN, commit_body, until
-from starlette.types import Message
+from raw_requests import TOKEN, ask, commit_body, until
 
 from kernel_hub import tokens
 from kernel_hub.app import create_app
@@ -55,23 +52,6 @@ def test_only_shown_folders_are_read(hub: RunningHub, api: HfApi) -> None:
         answer = requests.get(f"{url}/tree/{full.id}", params={"recursive": "true", "cursor": cursor}, headers=TOKEN)
         assert answer.ok == is_read
     assert [item["path"] for item in answer.json()] == ["c/x"]
-
-
-async def ask(app: FastAPI, path: str, token: str = "", *, address: str = "192.0.2.1", body: bytes = b"") -> None:
-    """Send a GET request, or a POST request with a body, which has to succeed or find nothing."""
-    header = [(b"authorization", f"Bearer {token}".encode())] if token else []
-    scope: dict[str, Any] = {"type": "http", "method": "POST" if body else "GET", "path": path, "query_string": b""}
-    messages = iter([{"type": "http.request", "body": body}])
-
-    async def receive() -> Message:
-        for message in messages:
-            return message
-        return await anyio.sleep_forever()
-
-    async def send(message: Message) -> None:
-        assert message.get("status", 200) in {200, 404}
-
-    await app({**scope, "headers": [(b"host", b"localhost"), *header], "client": (address, 1)}, receive, send)
 
 
 @pytest.mark.parametrize(
