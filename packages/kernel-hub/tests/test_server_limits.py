@@ -21,6 +21,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import paginate
 from raw_requests import TOKEN, ask, begin, commit, commit_body, memory, signed_address
+from starlette.testclient import TestClient
 
 from kernel_format.errors import HubError
 from kernel_format.files import locked
@@ -31,7 +32,7 @@ from kernel_hub.git.objects import FileChange
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal
 from kernel_hub.routes import git
-from kernel_hub.settings import Settings
+from kernel_hub.settings import RequestLimits, Settings
 from tests.support.running_hub import RunningHub
 
 pytestmark = pytest.mark.attack
@@ -80,6 +81,17 @@ def test_the_quota_of_many_repositories(tmp_path: Path) -> None:
         for _ in range(300):
             claim(4096)
     assert time.process_time() - start < 0.5
+
+
+def test_the_changes_of_open_commits_do_not_fill_the_memory(tmp_path: Path) -> None:
+    app = create_app(Settings(tmp_path, limits=RequestLimits(bodies_bytes=1 << 20)))
+    app.state.hub.repositories.create("a/one", private=False, author="a")
+    header, _ = commit_body("x", "x").splitlines()
+    delete = json.dumps({"key": "deletedFile", "value": {"path": "x" * 200}})
+    for count, status in ((100, 404), (1000, 503)):
+        client, lines = TestClient(app, base_url="http://localhost"), [header, *[delete] * count]
+        answer = client.post("/api/kernels/a/one/commit/main", content="\n".join(lines), headers=TOKEN)
+        assert answer.status_code == status
 
 
 def stored(hub: RunningHub) -> tuple[set[Path], str]:

@@ -30,8 +30,8 @@ class BodyLimits:
     """Middleware that limits the size and duration of request bodies, and refuses malformed addresses.
 
     It keeps encoded slashes in path segments. Bodies that are not streamed are held in memory: each must be complete
-    within a time limit, and large ones of one caller or address a share of the memory. `identify` sets the caller in a
-    request's state, or raises a refusal, before a body is held.
+    within a time limit, and large ones of one caller or address in its share of the memory, as what other handlers
+    `hold`. `identify` sets the caller in a request's state, or raises a refusal, before a body is held.
     """
 
     def __init__(self, app: ASGIApp, limits: RequestLimits, identify: Callable[[Request], Awaitable[object]]) -> None:
@@ -57,13 +57,24 @@ class BodyLimits:
         source: Source | None = None
         more = True
 
+        def hold(size: int) -> None:
+            nonlocal held, source
+            source = source or source_of(Request(scope))
+            sources = self._held[source[0]]
+            held += size
+            sources[source] += size
+            share = self._limits.bodies_bytes // max(4, len(sources))
+            if size and held > self._limits.small_body_bytes and sources[source] > share:
+                raise busy("too many of your requests have large bodies now; try again in a few seconds")
+
+        scope.setdefault("state", {})["hold"] = hold
+
         async def limited() -> Message:
-            nonlocal more, held, source
+            nonlocal more
             if not more:  # waits for the client to disconnect
                 return await receive()
             if not streamed and source is None:
-                await self._identify(request := Request(scope))
-                source = source_of(request)
+                await self._identify(Request(scope))
             left = self._limits.idle_seconds
             try:
                 with anyio.fail_after(left if end is None else min(left, end - time.monotonic())):
@@ -72,16 +83,11 @@ class BodyLimits:
                 reason = "the body stalled or arrived too slowly; nothing was stored. Send it again."
                 raise Refusal(408, reason, code="RequestTimeout") from None
             more = message["type"] == "http.request" and bool(message.get("more_body"))
-            if source is not None:
+            if not streamed:
                 size = len(message.get("body", b""))
-                held += size
-                sources = self._held[source[0]]
-                sources[source] += size
-                if held > most:
+                if held + size > most:
                     raise too_large(f"the body is larger than {most} bytes")
-                share = self._limits.bodies_bytes // max(4, len(sources))
-                if size and held > self._limits.small_body_bytes and sources[source] > share:
-                    raise busy("too many of your requests have large bodies now; try again in a few seconds")
+                hold(size)
             return message
 
         try:
