@@ -89,7 +89,7 @@ def test_callers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pat
     async def ask_often() -> None:
         async with anyio.create_task_group() as tasks:
             for number in range(20):  # of one network
-                tasks.start_soon(partial(ask, app, path, address=f"2001:db8::{number}"))
+                tasks.start_soon(partial(ask, app, path, address=f"2001:db8:0:{number}::1"))
                 tasks.start_soon(ask, app, path, sent["foreign"])
             tasks.start_soon(ask, app, path, sent["a"])
             tasks.start_soon(partial(ask, app, path, address="192.0.2.1"))

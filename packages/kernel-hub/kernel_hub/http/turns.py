@@ -18,8 +18,6 @@ from starlette.requests import ClientDisconnect, Request
 Result = TypeVar("Result")
 Source = tuple[bool, str]
 
-_UNCHECKED = {"quick", "clone"}  # a clone's response ends with its client
-
 current_request: ContextVar[Request] = ContextVar("current_request")
 
 
@@ -35,7 +33,7 @@ class Turns:
 def source_of(request: Request) -> Source:
     """Return whether a request has a token, and the token's name or the address that the audit log names.
 
-    An IPv6 address stands for its network: one machine may have all of its 2^64 addresses.
+    An IPv6 address stands for its /56, which one household may have.
     """
     # A signed address names its caller. If that is wrong, the work is a refusal.
     if caller := getattr(request.state, "caller", request.query_params.get("by", "")):
@@ -44,7 +42,7 @@ def source_of(request: Request) -> Source:
     with suppress(ValueError):
         address = ip_address(host)
         if isinstance(address, IPv6Address) and address.ipv4_mapped is None:
-            return False, str(IPv6Address(int(address) >> 64 << 64))
+            return False, str(IPv6Address(int(address) >> 72 << 72))
     return False, host
 
 
@@ -57,8 +55,8 @@ async def turn(request: Request, kind: str) -> AsyncIterator[anyio.CapacityLimit
     with request.app.state.metrics.waiting.track_inprogress():
         await own.acquire()
     try:
-        # The first reads the request's end. For quick work, the check would be a large part of the time.
-        if kind not in _UNCHECKED and (await request.is_disconnected() or await request.is_disconnected()):
+        # The first reads the request's end. A clone ends with its client; quick work would take much longer.
+        if kind not in {"quick", "clone"} and (await request.is_disconnected() or await request.is_disconnected()):
             raise ClientDisconnect
         yield turns.places[source[0]]
     finally:
