@@ -284,6 +284,16 @@ def test_lists_have_pages(hub: RunningHub) -> None:
     assert overview["numKernels"] == 29
 
 
+def test_pages_show_the_newest_versions(hub: RunningHub, api: HfApi) -> None:
+    git = pygit2.Repository(str(hub.root / "repositories/a/one.git"))
+    for number in range(1, 200):
+        git.references.create(f"refs/heads/v{number}", git.references["refs/heads/main"].target)
+    api.create_branch("a/one", branch="v200", repo_type="kernel")
+    for path, oldest in (("", 191), ("kernels/a/one", 101)):
+        page = requests.get(f"{hub.url}/{path}").text
+        assert ">v200<" in page and f">v{oldest}<" in page and f">v{oldest - 1}<" not in page
+
+
 def test_the_index_is_rebuilt_at_the_start_and_by_check(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
     hub = start_hub()
     for name in ("a/one", "a/gone"):

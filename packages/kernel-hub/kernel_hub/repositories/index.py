@@ -40,7 +40,7 @@ class IndexedRepository:
     commit: str = ""  # of `main`
     modified: int = 0  # the time of that commit
     changed: int = 0  # the time of the last commit of `main` or the newest version
-    versions: str = ""  # the branches v1, v2 …, separated by spaces
+    versions: str = ""  # the newest branches v1, v2 …, separated by spaces
     card: str = ""  # the blob of the card, or ""
     summary: str = ""  # the card's first paragraph
     bytes: int = 0  # large files that were uploaded to it, and files in git

@@ -39,6 +39,7 @@ router = APIRouter(route_class=HubRoute, include_in_schema=False)
 
 METADATA_BYTES = 512 << 10  # of all variants, parsed in 0.05 s
 SHOWN_COMMITS = 10
+SHOWN_VERSIONS = 100  # the newest
 SHOWN = 1000  # entries of a list
 COUNTED_FILES = 2000  # in the sizes of variants: 0.05 s, if all are as small as a pointer and each is a variant
 # The most HTML of a card: a few bytes of tables and quotes give long HTML.
@@ -116,7 +117,7 @@ def kernel_page(request: Request, repo_id: RepoId, hub: TheHub, caller: TheCalle
         private=repository.private,
         trusted=repo_id.partition("/")[0] in hub.settings.trusted,
         endpoint=base_url(request),
-        versions=versions,
+        versions=versions[-SHOWN_VERSIONS:],
         branch=branch,
         version=branch.removeprefix("v") if branch in versions else None,
         commit=commit,
