@@ -84,7 +84,7 @@ def test_the_quota_of_many_repositories(tmp_path: Path) -> None:
 
 
 def test_the_changes_of_open_commits_do_not_fill_the_memory(tmp_path: Path) -> None:
-    app = create_app(Settings(tmp_path, limits=RequestLimits(bodies_bytes=1 << 20)))
+    app = create_app(Settings(tmp_path, limits=RequestLimits(bodies_bytes=256 << 10)))
     app.state.hub.repositories.create("a/one", private=False, author="a")
     header, _ = commit_body("x", "x").splitlines()
     delete = json.dumps({"key": "deletedFile", "value": {"path": "x" * 200}})

@@ -63,8 +63,9 @@ class BodyLimits:
             sources = self._held[source[0]]
             held += size
             sources[source] += size
-            share = self._limits.bodies_bytes // max(4, len(sources))
-            if size and held > self._limits.small_body_bytes and sources[source] > share:
+            limit = self._limits.bodies_bytes
+            is_full = sources.total() > limit and sources[source] > limit // len(sources)
+            if size and is_full and held > self._limits.small_body_bytes:
                 raise busy("too many of your requests have large bodies now; try again in a few seconds")
 
         scope.setdefault("state", {})["hold"] = hold
