@@ -32,7 +32,6 @@ from kernel_hub.http.turns import Turns
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal, answer, bad_request, busy, invalid, no_route
 from kernel_hub.routes import ROUTERS, pages
-from kernel_hub.routes.git import PROCESSES
 from kernel_hub.routes.parameters import caller_of
 from kernel_hub.settings import Settings
 
@@ -62,8 +61,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.hub = hub
     app.state.metrics = Metrics(hub.root, hub.index.stored_bytes, settings.quota_bytes)
     app.state.turns = {"quick": Turns(_THREADS, 8), "write": Turns(32, 4), "long": Turns(4, 1)}
+    app.state.turns |= {"clone": Turns(16, 2), "refs": Turns(8, 2)}  # processes of git
     app.state.token_threads = anyio.CapacityLimiter(8)  # every request needs one first, and none waits for a lock
-    app.state.processes = {kind: anyio.Semaphore(most) for kind, most in PROCESSES.items()}
     observers = anyio.CapacityLimiter(2)  # not the threads of other requests, which may all be busy
 
     @app.get("/health")

@@ -19,7 +19,7 @@ import pygit2
 from kernel_format.files import locked, write_atomically
 from kernel_hub import names
 from kernel_hub.git.repository import GitRepository
-from kernel_hub.refusals import Refusal, no_repository, no_token, wrong_token
+from kernel_hub.refusals import Refusal, forbidden, no_repository, no_token, wrong_token
 from kernel_hub.repositories.index import Allowances, IndexedRepository, RepositoryIndex
 from kernel_hub.repositories.reader import read_repository, stored_bytes
 from kernel_hub.repositories.store import RepositoryStore
@@ -33,14 +33,7 @@ UNREADABLE = (pygit2.GitError, KeyError, ValueError, OSError)  # errors of a dam
 
 
 class Hub:
-    """The directory of a Hub, and the permissions of its callers.
-
-    repositories/<organization>/<name>.git
-    large/<aa>/<bb>/<sha256>      large files
-    incoming/                     uploads and other changes in progress
-    lock                          held while large files are added and removed
-    secret                        signs upload addresses; shared by all servers of this root
-    index.sqlite                  the index of all repositories
+    """The directory of a Hub, whose files docs/hub.md lists, and the permissions of its callers.
 
     A server with `--read-only` whose root cannot be written has `incoming`, `secret` and its index elsewhere.
     """
@@ -141,7 +134,11 @@ class Hub:
     def must_write(self, repo_id: str, caller: Caller) -> None:
         """Raise a refusal unless this caller may publish in the repository, which need not exist."""
         self._must_be_writable()
-        caller.must_write(repo_id)
+        if not caller.name:
+            raise no_token(f"writing to {repo_id} needs a token: pass token=… or set HF_TOKEN")
+        if not caller.may_write(repo_id):
+            denied = "may only read" if caller.may_see(repo_id) else "has no write scope for"
+            raise forbidden(f"the token {caller.name!r} {denied} {repo_id}")
 
     def _must_be_writable(self) -> None:
         if self.settings.read_only:
@@ -161,9 +158,7 @@ class Hub:
 
     def sign(self, action: str, repo_id: str, sha256: str, size: int, caller: Caller) -> str:
         """Return the query of an address at which one large file may be uploaded or downloaded for an hour."""
-        expires = int(time.time()) + SIGNATURE_SECONDS
-        signature = self._signature(action, repo_id, sha256, size, expires, caller.key)
-        return f"size={size}&expires={expires}&by={caller.key}&signature={signature}"
+        return self._signed(action, repo_id, sha256, size, int(time.time()) + SIGNATURE_SECONDS, caller.key)
 
     def check_signature(
         self, action: str, repo_id: str, sha256: str, size: int, expires: int, by: str, signature: str
@@ -173,16 +168,17 @@ class Hub:
         Raises:
             Refusal: If it did not, or the caller's token was removed meanwhile.
         """
-        expected = self._signature(action, repo_id, names.sha256(sha256), size, expires, by)
+        expected = self._signed(action, repo_id, names.sha256(sha256), size, expires, by).rpartition("=")[2]
         if not hmac.compare_digest(expected.encode(), signature.encode()) or expires < time.time():
             raise Refusal(
                 403, "this Hub did not sign this address, or it has expired; request a new one", code="BadSignature"
             )
         return self.tokens.caller_by_key(by)
 
-    def _signature(self, action: str, repo_id: str, sha256: str, size: int, expires: int, by: str) -> str:
+    def _signed(self, action: str, repo_id: str, sha256: str, size: int, expires: int, by: str) -> str:
         message = "\n".join((action, repo_id, sha256, str(size), str(expires), by))
-        return hmac.new(self._secret, message.encode(), hashlib.sha256).hexdigest()
+        signature = hmac.new(self._secret, message.encode(), hashlib.sha256).hexdigest()
+        return f"size={size}&expires={expires}&by={by}&signature={signature}"
 
 
 def _secret(path: Path) -> bytes:

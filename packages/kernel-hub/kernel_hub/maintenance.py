@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -76,18 +76,12 @@ def _measure(hub: Hub, repo_id: str) -> None:
 
 def _damaged(hub: Hub, repair: bool) -> Iterator[Defect]:
     for sha256 in list(hub.large_files):
-        try:
-            actual = file_digest(hub.large_files.path(sha256))
-        except FileNotFoundError:
-            continue
-        if actual != sha256:
-            if repair:
-                hub.large_files.remove(sha256)
-            yield Defect(
-                f"large file {sha256}",
-                f"its content changed on the disk: its SHA-256 is {actual}. It is no longer served; publish it again",
-                False,
-            )
+        with suppress(FileNotFoundError):
+            if (actual := file_digest(hub.large_files.path(sha256))) != sha256:
+                if repair:
+                    hub.large_files.remove(sha256)
+                problem = f"its content changed on the disk: its SHA-256 is {actual}. It is no longer served"
+                yield Defect(f"large file {sha256}", f"{problem}; publish it again", False)
 
 
 def _left_over(hub: Hub, repair: bool, now: float) -> Iterator[Defect]:
@@ -99,27 +93,23 @@ def _left_over(hub: Hub, repair: bool, now: float) -> Iterator[Defect]:
         *repositories.glob("*/*.git/objects/tmp_object_git2_*"),
         *hub.root.glob(".secret.*"),
     ]
+    yield from _old(hub, paths, "left over from an interrupted operation", repair, now)
+
+
+def _old(hub: Hub, paths: Iterable[Path], problem: str, repair: bool, now: float) -> Iterator[Defect]:
     for path in paths:
-        try:
-            if now - path.stat().st_mtime <= LEFT_OVER_SECONDS:
-                continue
-            if repair:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        except FileNotFoundError:  # its owner has just removed it
-            continue
-        yield Defect(str(path.relative_to(hub.root)), "left over from an interrupted operation", repair)
+        with suppress(FileNotFoundError):  # its owner has just removed it
+            if now - path.stat().st_mtime > LEFT_OVER_SECONDS:
+                if repair:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                yield Defect(str(path.relative_to(hub.root)), problem, repair)
 
 
 def _check_repository(hub: Hub, repository: GitRepository, repair: bool, now: float) -> list[Defect]:
     """Check one repository. The caller holds the repository's lock, which works on a full disk, too."""
-    defects = []
     # Git keeps its lock of a ref or of the configuration for milliseconds, and servers take it under the repository's.
-    for lock in (*(repository.path / "refs").rglob("*.lock"), *repository.path.glob("*.lock")):
-        with suppress(FileNotFoundError):
-            if now - lock.stat().st_mtime > LEFT_OVER_SECONDS:
-                if repair:
-                    lock.unlink()
-                defects.append(Defect(str(lock.relative_to(hub.root)), "a lock of a killed git process", repair))
+    locks = (*(repository.path / "refs").rglob("*.lock"), *repository.path.glob("*.lock"))
+    defects = list(_old(hub, locks, "a lock of a killed git process", repair, now))
     for sha256, large in {large.sha256: large for large in repository.owned.referenced()}.items():
         # A pointer is no proof of an upload: the content may be private, and another repository's.
         stored = hub.large_files.size(sha256) if sha256 in repository.owned else None
@@ -145,16 +135,14 @@ class Freed:
     size: int
 
 
-def collect(hub: Hub, *, unused_seconds: float, dry_run: bool = False, now: float | None = None) -> Iterator[Freed]:
+def collect(hub: Hub, *, unused_seconds: float, dry_run: bool = False) -> Iterator[Freed]:
     """Free files and objects that no branch, tag or pull request needs, and that are old enough.
 
     Args:
         unused_seconds: Younger objects and large files stay. An upload that takes longer may fail.
         dry_run: Whether to free nothing, and only report.
-        now: The current time in seconds since 1970. None: the clock's.
     """
-    now = time.time() if now is None else now
-    before = now - unused_seconds
+    before = time.time() - unused_seconds
     referenced: set[str] = set()
     released: set[Path] = set()
     for repo_id in list(hub.repositories):

@@ -80,13 +80,7 @@ def set_up_logs() -> None:
 
 
 def serve(settings: Settings, *, host: str, port: int, ready: Callable[[str], None]) -> None:
-    """Serve a Hub until a signal ends it.
-
-    Args:
-        settings: The server's settings.
-        host: The host name or address to listen on.
-        port: The port; 0 chooses a free one.
-        ready: Called with the Hub's address as soon as it listens.
+    """Serve a Hub until a signal ends it. `ready` is called with its address as soon as it listens.
 
     Raises:
         ConfigError: If other machines could reach it, and there are no tokens; or the audit log cannot be written.

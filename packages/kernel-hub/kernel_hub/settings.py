@@ -19,7 +19,7 @@ class RequestLimits:
     pull_requests: int = 32  # the most pull requests in one repository by a token without write access
     list_bytes: int = 1 << 20  # the largest list of files or objects: Python's JSON parser stops all threads
     body_bytes: int = 128 << 10  # the largest body of any other request
-    bodies_bytes: int = 16 << 20  # the largest sum of other bodies in memory, of a caller or an address without a token
+    bodies_bytes: int = 128 << 20  # of other bodies, and changes of commits, in memory; if it is full, callers share it
     small_body_bytes: int = 64 << 10  # the largest body that is held whatever the others of its caller or address
     body_seconds: float = 60.0  # the timeout of another body
     idle_seconds: float = 30.0  # the longest time without data in a body

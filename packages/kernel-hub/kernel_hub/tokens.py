@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 from kernel_format.errors import ConfigError
 from kernel_format.files import locked, write_atomically
 from kernel_hub import names
-from kernel_hub.refusals import Refusal, forbidden, no_token, wrong_token
+from kernel_hub.refusals import Refusal, wrong_token
 
 ANY = "*"
 KEY_LENGTH = 32
@@ -87,17 +87,6 @@ class Caller:
     def may_write(self, name: str) -> bool:
         """Return whether this caller may publish in a repository, or in all of an organization."""
         return "write" in self._scopes_of(name)
-
-    def must_write(self, name: str) -> None:
-        """Raise a refusal unless this caller may publish in a repository, or in all of an organization."""
-        if not self.name:
-            raise no_token(f"writing to {name} needs a token: pass token=… or set HF_TOKEN")
-        if not self.may_write(name):
-            raise forbidden(
-                f"the token {self.name!r} may only read {name}"
-                if self.may_see(name)
-                else f"the token {self.name!r} has no write scope for {name}"
-            )
 
 
 class AnyToken:

@@ -7,10 +7,14 @@ import json
 import os
 import socket
 import subprocess
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import anyio
 import requests
+from starlette.types import ASGIApp, Message
 
 from tests.support.builder_process import run_builder
 from tests.support.programs import wait_for as until
@@ -60,3 +64,32 @@ def begin(url: str, method: str, length: int, body: bytes, token: str = "any") -
     head += f"Content-Length: {length}\r\n\r\n"
     connection.sendall(head.encode() + body)
     return connection
+
+
+async def ask(
+    app: ASGIApp,
+    path: str,
+    token: str = "",
+    *,
+    address: str = "192.0.2.1",
+    body: bytes = b"",
+    headers: Mapping[str, str] = {},
+    read: Callable[[bytes], Awaitable[None]] | None = None,
+) -> None:
+    """Send a GET request, or a POST request with a body, which has to succeed or find nothing."""
+    sent = {"host": "localhost", **headers, **({"authorization": f"Bearer {token}"} if token else {})}
+    scope: dict[str, Any] = {"type": "http", "method": "POST" if body else "GET", "path": path, "query_string": b""}
+    messages = iter([{"type": "http.request", "body": body}])
+
+    async def receive() -> Message:
+        for message in messages:
+            return message
+        return await anyio.sleep_forever()
+
+    async def send(message: Message) -> None:
+        assert message.get("status", 200) in {200, 404}
+        if read and message.get("body"):
+            await read(message["body"])
+
+    scope["headers"] = [(name.encode(), value.encode()) for name, value in sent.items()]
+    await app({**scope, "client": (address, 1)}, receive, send)

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pygit2
 import pytest
 import requests
-from fastapi import FastAPI
 from huggingface_hub import HfApi
-from raw_requests import TOKEN, commit_body, until
-from starlette.types import Message
+from raw_requests import TOKEN, ask, commit_body, until
 
 from kernel_hub import tokens
 from kernel_hub.app import create_app
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.http.turns import current_request
 from kernel_hub.hub_service import Hub
+from kernel_hub.repositories.index import IndexedRepository
 from kernel_hub.settings import Settings
 from kernel_hub.storage.disk import repository_lock
 from kernel_hub.tokens import Caller
@@ -51,23 +51,6 @@ def test_only_shown_folders_are_read(hub: RunningHub, api: HfApi) -> None:
         answer = requests.get(f"{url}/tree/{full.id}", params={"recursive": "true", "cursor": cursor}, headers=TOKEN)
         assert answer.ok == is_read
     assert [item["path"] for item in answer.json()] == ["c/x"]
-
-
-async def ask(app: FastAPI, path: str, token: str = "", *, address: str = "192.0.2.1", body: bytes = b"") -> None:
-    """Send a GET request, or a POST request with a body, which has to succeed or find nothing."""
-    header = [(b"authorization", f"Bearer {token}".encode())] if token else []
-    scope: dict[str, Any] = {"type": "http", "method": "POST" if body else "GET", "path": path, "query_string": b""}
-    messages = iter([{"type": "http.request", "body": body}])
-
-    async def receive() -> Message:
-        for message in messages:
-            return message
-        return await anyio.sleep_forever()
-
-    async def send(message: Message) -> None:
-        assert message.get("status", 200) in {200, 404}
-
-    await app({**scope, "headers": [(b"host", b"localhost"), *header], "client": (address, 1)}, receive, send)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +89,7 @@ def test_callers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pat
     async def ask_often() -> None:
         async with anyio.create_task_group() as tasks:
             for number in range(20):  # of one network
-                tasks.start_soon(partial(ask, app, path, address=f"2001:db8::{number}"))
+                tasks.start_soon(partial(ask, app, path, address=f"2001:db8:0:{number}::1"))
                 tasks.start_soon(ask, app, path, sent["foreign"])
             tasks.start_soon(ask, app, path, sent["a"])
             tasks.start_soon(partial(ask, app, path, address="192.0.2.1"))
@@ -138,3 +121,24 @@ def test_no_caller_waits_for_the_locks_of_another(tmp_path: Path) -> None:
                 tasks.cancel_scope.cancel()
 
     anyio.run(ask_often)
+
+
+def test_no_caller_waits_while_the_repository_of_another_is_read(tmp_path: Path) -> None:
+    hub = Hub(Settings(tmp_path))
+    for repo_id in ("a/one", "foreign/one"):
+        hub.repositories.create(repo_id, private=False, author="a")
+    before, indexed = hub.index.find("foreign/one"), hub.index._read
+    create_branch = hub.repositories.open("a/one").refs.create_branch
+
+    def read(repo_id: str, known: IndexedRepository | None, measure: bool) -> IndexedRepository | None:
+        row = indexed(repo_id, known, measure)
+        if known == before:  # the first time: a repository of very many branches
+            with ThreadPoolExecutor(1) as other:
+                other.submit(create_branch, "v1", None, overwrite=False).result(10)
+                other.submit(hub.index.grow, "foreign/one", 5)
+                other.submit(hub.index.hide, "foreign/one")  # it is read again, as a public one
+        return row
+
+    hub.index._read = read
+    hub.index.refresh("foreign/one")
+    assert before is not None and hub.index.find("foreign/one") == replace(before, bytes=before.bytes + 5)

@@ -51,11 +51,7 @@ def git_environment() -> dict[str, str]:
 
 
 def run_git(*arguments: str, seconds: float, lines: str = "") -> subprocess.CompletedProcess[str]:
-    """Run git to its end, which may be a failure.
-
-    Args:
-        seconds: The timeout.
-        lines: The standard input.
+    """Run git to its end, which may be a failure. `lines` is its input.
 
     Raises:
         FileNotFoundError: If git is not installed.

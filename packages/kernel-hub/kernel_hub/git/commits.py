@@ -75,7 +75,8 @@ class GitCommits:
         def checked() -> tuple[str, str]:
             if pull_request:  # for a branch only, not for a tag, a commit or another pull request
                 full = f"refs/heads/{revision}"
-                self._check_open(author, most_open)
+                if most_open is not None:
+                    self._check_open(author, most_open)
             else:
                 full = revision if revision.startswith("refs/pr/") else f"refs/heads/{names.ref_name(revision)}"
             base = self._refs.commit_of(full)
@@ -113,10 +114,8 @@ class GitCommits:
             if change.large is not None and change.large not in self._owned:
                 raise bad_request(f"{change.path}: the large file {change.large} is no longer here; upload it again")
 
-    def _check_open(self, author: str, most: int | None) -> None:
+    def _check_open(self, author: str, most: int) -> None:
         """Refuse a pull request of a token that has too many already."""
-        if most is None:
-            return
         opened = sum(self.opened_by(ref) == author for ref in self._refs.names() if ref.startswith("refs/pr/"))
         if opened >= most:
             raise forbidden(f"{author!r} has {opened} pull requests here: ask an owner to merge or delete some of them")

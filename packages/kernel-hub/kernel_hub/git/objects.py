@@ -72,15 +72,6 @@ def tree_entry(path: str, item: pygit2.Object, database: pygit2.Odb) -> TreeEntr
 
 
 @dataclass(frozen=True)
-class Ref:
-    """A branch, a tag or a pull request. `full` is git's name for it, `commit` the commit that it points to."""
-
-    name: str
-    full: str
-    commit: str
-
-
-@dataclass(frozen=True)
 class FileChange:
     """One change in a commit: a file to write, with its blob, or a file or folder to delete if `blob` is None.
 
@@ -159,12 +150,8 @@ def retry_reading(access: Callable[[], Result]) -> Result:
 class NewObjects:
     """The objects of a change in the repository at `path`, which is opened as `git`.
 
-    They enter the repository when all checks have passed, so none are left over.
-
-    Args:
-        git: The repository.
-        path: Its directory.
-        staging: The directory of changes in progress, on the same disk.
+    They enter the repository when all checks have passed, so none are left over. Before, they are in `staging`, the
+    directory of changes in progress, on the same disk.
     """
 
     def __init__(self, git: pygit2.Repository, path: Path, staging: Path) -> None:

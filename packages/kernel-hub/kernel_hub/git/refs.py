@@ -20,7 +20,7 @@ from pygit2.enums import ObjectType
 
 from kernel_hub import names
 from kernel_hub.git.command import change_repository
-from kernel_hub.git.objects import LargeFile, NewObjects, Ref, one_line, retry_reading, tree_entry, write_commit
+from kernel_hub.git.objects import LargeFile, NewObjects, one_line, retry_reading, tree_entry
 from kernel_hub.refusals import bad_request, conflict, no_revision, too_large
 from kernel_hub.storage.disk import BLOCK, repository_lock, sync_filesystem
 
@@ -42,11 +42,11 @@ class GitRefs:
         self._grow = partial(grow, repo_id)
         self.new = new
 
-    def __iter__(self) -> Iterator[Ref]:
-        """Every branch, tag and pull request, sorted by full name."""
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """The full name and the commit of every branch, tag and pull request, sorted."""
         for full in self.names():
             if (commit := self.commit_of(full)) is not None:  # else just deleted
-                yield Ref(re.sub(r"^refs/(heads|tags)/", "", full), full, commit)
+                yield full, commit
 
     def names(self) -> list[str]:
         """Return the full names of all refs, sorted."""
@@ -56,12 +56,8 @@ class GitRefs:
         """Return the commit that a ref points to, or None if there is no such ref."""
         if not names.is_text(full) or not pygit2.reference_is_valid_name(full):
             return None
-
-        def read() -> str | None:
-            ref = self._git.references.get(full)
-            return None if ref is None else str(ref.peel(pygit2.Commit).id)
-
-        return retry_reading(read)
+        ref = retry_reading(lambda: self._git.references.get(full))
+        return None if ref is None else str(retry_reading(lambda: ref.peel(pygit2.Commit)).id)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -86,19 +82,14 @@ class GitRefs:
                 return commit
         raise no_revision(self._repo_id, revision)
 
-    def create_branch(self, name: str, start: str | None, *, empty: bool, overwrite: bool) -> None:
-        """Create a branch at a revision (None: `main`), or an empty one."""
+    def create_branch(self, name: str, start: str | None, *, overwrite: bool) -> None:
+        """Create a branch at a revision (None: `main`)."""
         full = f"refs/heads/{names.new_branch(name)}"
-        with self.new.staged(), self.locked():
+        with self.locked():
             old = self.commit_of(full)
             if old is not None and not overwrite:
                 raise conflict(f"Reference already exists: {self._repo_id} has a branch {name!r}")
-            if empty:
-                tree = retry_reading(self._git.TreeBuilder().write)
-                commit = write_commit(self._git, [], tree, "initial commit", "hub")
-            else:
-                commit = self.resolve(start or "main")
-            self.move(full, commit, old)
+            self.move(full, self.resolve(start or "main"), old)
 
     def create_tag(self, name: str, revision: str, message: str | None, author: str) -> None:
         """Tag a revision; with a message, by an annotated tag."""
@@ -129,10 +120,7 @@ class GitRefs:
     def move(self, full: str, oid: str, old: str | None) -> None:
         """Point a ref at an object, durably, and adopt new objects. The caller holds the lock.
 
-        Args:
-            full: The full name of the ref.
-            oid: The object.
-            old: The commit that the ref pointed to when the caller decided to move it. None: the ref did not exist.
+        `old` is the commit that the ref pointed to when the caller decided to move it. None: the ref did not exist.
 
         Raises:
             Refusal: If another process, such as `git push`, has moved the ref or holds git's lock, or if another ref
@@ -179,8 +167,8 @@ class OwnedFiles:
     def referenced(self) -> Iterator[LargeFile]:
         """Find the large files that any commit of any ref points to. Each tree is read once."""
         walk = self._git.walk(None)
-        for ref in self._refs:
-            walk.push(ref.commit)
+        for _, commit in self._refs:
+            walk.push(commit)
         pending: list[pygit2.Object] = [commit.tree for commit in walk]
         seen: set[pygit2.Oid] = set()
         while pending:

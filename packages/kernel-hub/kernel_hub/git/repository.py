@@ -24,15 +24,7 @@ _PRIVATE = "hub.private"
 
 
 class GitRepository:
-    """An opened repository. Not safe for use by two threads at once.
-
-    Attributes:
-        refs: Branches, tags and pull requests.
-        revisions: Files, folders and history of a revision.
-        configuration: The Hub's settings of the repository.
-        commits: Writes commits, and merges.
-        owned: The large files that were uploaded to this repository.
-    """
+    """An opened repository. Not safe for use by two threads at once."""
 
     def __init__(self, repo_id: str, path: Path, changing: Changing, grow: Grow, staging: Path) -> None:
         self.repo_id = repo_id

@@ -111,9 +111,7 @@ class GitRevisions:
     def changed_files(self, commit: str, since: str | None = None, *, count: int) -> list[tuple[str, str]]:
         """List `count` of the files that a commit changed, each with git's status letter: A, M or D.
 
-        Args:
-            commit: The commit.
-            since: A branch's commit: list all changes since `commit` and this one diverged. None: since the parent.
+        With `since`, a branch's commit, these are all changes since both diverged; else those since the parent.
         """
         start: Id | None = next(iter(peeled(self._git, commit, pygit2.Commit).parent_ids), None)
         if since is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
 import time
 from contextlib import suppress
@@ -22,8 +21,7 @@ from kernel_format.errors import ConfigError
 
 log = logging.getLogger("kernel_hub")
 
-# Requests with another method than GET that change nothing.
-_READS = re.compile(r".*/(preupload|paths-info)/|/api/validate-yaml$|/v1/telemetry$|.*/git-upload-pack$")
+_READS = {"preupload", "paths_info", "validate_yaml", "git_upload_pack"}  # routes of POST that change nothing
 _LONGEST = 300  # characters of a value that the client chose
 
 
@@ -64,9 +62,10 @@ def audit_line(scope: Scope, status: int | None) -> dict[str, object] | None:
     Handlers add details to the request's state. Without a status, the connection ended before the response.
     """
     state, parameters = scope.get("state", {}), scope.get("path_params", {})
+    route = getattr(scope.get("route"), "name", None)
     denied = status in {401, 403} or state.get("hidden", False)
-    read = scope["method"] in {"GET", "HEAD", "OPTIONS"} or _READS.match(scope["path"]) or state.get("reads", False)
-    if (read or "route" not in scope) and not denied:
+    read = scope["method"] in {"GET", "HEAD", "OPTIONS"} or route in {None, *_READS} or state.get("reads", False)
+    if read and not denied:
         return None
     repository = state.get("repository")
     if repository is None and {"organization", "name"} <= parameters.keys():
@@ -78,7 +77,7 @@ def audit_line(scope: Scope, status: int | None) -> dict[str, object] | None:
         "address": (scope.get("client") or (None,))[0],
         "method": scope["method"],
         "path": scope["path"],
-        "what": getattr(scope.get("route"), "name", None),
+        "what": route,
         "repository": repository,
         "revision": parameters.get("revision") or state.get("revision"),
         "commit": state.get("commit"),

@@ -30,15 +30,15 @@ class BodyLimits:
     """Middleware that limits the size and duration of request bodies, and refuses malformed addresses.
 
     It keeps encoded slashes in path segments. Bodies that are not streamed are held in memory: each must be complete
-    within a time limit, and large ones of one caller or address together have a size limit. `identify` sets the caller
-    in a request's state, or raises a refusal, before a body is held.
+    within a time limit, and large ones of one caller or address in its share of the memory, as what other handlers
+    `hold`. `identify` sets the caller in a request's state, or raises a refusal, before a body is held.
     """
 
     def __init__(self, app: ASGIApp, limits: RequestLimits, identify: Callable[[Request], Awaitable[object]]) -> None:
         self._app = app
         self._limits = limits
         self._identify = identify
-        self._held: Counter[Source] = Counter()
+        self._held: dict[bool, Counter[Source]] = {True: Counter(), False: Counter()}  # with tokens, and without
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -54,16 +54,28 @@ class BodyLimits:
         most = self._limits.list_bytes if _LISTS.match(scope["path"]) else self._limits.body_bytes
         end = None if streamed else time.monotonic() + self._limits.body_seconds
         held = 0
-        allowed: dict[Source, int] = {}  # the bytes that may be held for the request's source
+        source: Source | None = None
         more = True
 
+        def hold(size: int) -> None:
+            nonlocal held, source
+            source = source or source_of(Request(scope))
+            sources = self._held[source[0]]
+            held += size
+            sources[source] += size
+            limit = self._limits.bodies_bytes
+            is_full = sources.total() > limit and sources[source] > limit // len(sources)
+            if size and is_full and held > self._limits.small_body_bytes:
+                raise busy("too many of your requests have large bodies now; try again in a few seconds")
+
+        scope.setdefault("state", {})["hold"] = hold
+
         async def limited() -> Message:
-            nonlocal more, held, allowed
+            nonlocal more
             if not more:  # waits for the client to disconnect
                 return await receive()
-            if not streamed and not allowed:
-                await self._identify(request := Request(scope))
-                allowed = self._allowed(source_of(request))
+            if not streamed and source is None:
+                await self._identify(Request(scope))
             left = self._limits.idle_seconds
             try:
                 with anyio.fail_after(left if end is None else min(left, end - time.monotonic())):
@@ -72,26 +84,18 @@ class BodyLimits:
                 reason = "the body stalled or arrived too slowly; nothing was stored. Send it again."
                 raise Refusal(408, reason, code="RequestTimeout") from None
             more = message["type"] == "http.request" and bool(message.get("more_body"))
-            if allowed:
+            if not streamed:
                 size = len(message.get("body", b""))
-                held += size
-                self._held.update(dict.fromkeys(allowed, size))
-                if held > most:
+                if held + size > most:
                     raise too_large(f"the body is larger than {most} bytes")
-                full = any(self._held[source] > limit for source, limit in allowed.items())
-                if size and full and held > self._limits.small_body_bytes:
-                    raise busy("too many of your requests have large bodies now; try again in a few seconds")
+                hold(size)
             return message
 
         try:
             await self._app(scope, limited, send)
         finally:
-            if allowed:
-                self._held -= Counter(dict.fromkeys(allowed, held))  # without sources that hold nothing
-
-    def _allowed(self, source: Source) -> dict[Source, int]:
-        most = self._limits.bodies_bytes
-        return {source: most} if source[0] else {source: most, (False, ""): 4 * most}  # of all addresses together
+            if source is not None:
+                self._held[source[0]] -= Counter({source: held})  # without sources that hold nothing
 
 
 def _in_segments(scope: Scope) -> str:
@@ -124,16 +128,14 @@ def _check_head(scope: Scope) -> None:
 
 async def blocks(request: Request, size: int = 256 << 10) -> AsyncIterator[bytes]:
     """Yield the body in blocks of about `size` bytes, or raise a refusal if the client disconnects before the end."""
-    pending: list[bytes] = []
-    length = 0
+    pending = bytearray()
     try:
         async for chunk in request.stream():
-            pending.append(chunk)
-            length += len(chunk)
-            if length >= size:
-                yield b"".join(pending)
-                pending, length = [], 0
+            pending += chunk
+            if len(pending) >= size:
+                yield bytes(pending)
+                pending.clear()
     except ClientDisconnect:
         raise bad_request("the connection was closed before the end of the body; nothing was stored") from None
     if pending:
-        yield b"".join(pending)
+        yield bytes(pending)

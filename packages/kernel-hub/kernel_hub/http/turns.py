@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import partial, wraps
 from inspect import signature
@@ -22,10 +22,10 @@ current_request: ContextVar[Request] = ContextVar("current_request")
 
 
 class Turns:
-    """Threads of which each caller has a few at a time. Requests without a token have half as many, of their own."""
+    """Places of which each caller has a few at a time. Requests without a token have half as many, of their own."""
 
-    def __init__(self, threads: int, each: int) -> None:
-        self.threads = {True: anyio.CapacityLimiter(threads), False: anyio.CapacityLimiter(threads // 2)}
+    def __init__(self, places: int, each: int) -> None:
+        self.places = {True: anyio.CapacityLimiter(places), False: anyio.CapacityLimiter(places // 2)}
         self.each = each
         self.callers: WeakValueDictionary[Source, anyio.Semaphore] = WeakValueDictionary()
 
@@ -33,7 +33,7 @@ class Turns:
 def source_of(request: Request) -> Source:
     """Return whether a request has a token, and the token's name or the address that the audit log names.
 
-    An IPv6 address stands for its network: one machine may have all of its 2^64 addresses.
+    An IPv6 address stands for its /56, which one household may have.
     """
     # A signed address names its caller. If that is wrong, the work is a refusal.
     if caller := getattr(request.state, "caller", request.query_params.get("by", "")):
@@ -42,8 +42,25 @@ def source_of(request: Request) -> Source:
     with suppress(ValueError):
         address = ip_address(host)
         if isinstance(address, IPv6Address) and address.ipv4_mapped is None:
-            return False, str(IPv6Address(int(address) >> 64 << 64))
+            return False, str(IPv6Address(int(address) >> 72 << 72))
     return False, host
+
+
+@asynccontextmanager
+async def turn(request: Request, kind: str) -> AsyncIterator[anyio.CapacityLimiter]:
+    """Wait for one of the caller's turns, and yield the places for which it then waits with all others."""
+    turns: Turns = request.app.state.turns[kind]
+    source = source_of(request)
+    own = turns.callers.setdefault(source, anyio.Semaphore(turns.each))
+    with request.app.state.metrics.waiting.track_inprogress():
+        await own.acquire()
+    try:
+        # The first reads the request's end. A clone ends with its client; quick work would take much longer.
+        if kind not in {"quick", "clone"} and (await request.is_disconnected() or await request.is_disconnected()):
+            raise ClientDisconnect
+        yield turns.places[source[0]]
+    finally:
+        own.release()
 
 
 async def take_turn(work: Callable[[], Result], kind: str = "long") -> Result:
@@ -51,19 +68,8 @@ async def take_turn(work: Callable[[], Result], kind: str = "long") -> Result:
 
     Work of the kind `long` lists, renders or compares, `write` waits for locks and the disk, and other work is `quick`.
     """
-    request = current_request.get()
-    turns: Turns = request.app.state.turns[kind]
-    source = source_of(request)
-    own = turns.callers.setdefault(source, anyio.Semaphore(turns.each))
-    with request.app.state.metrics.waiting.track_inprogress():
-        await own.acquire()
-    try:
-        # The first reads the request's end. For quick work, the check would be a large part of the time.
-        if kind != "quick" and (await request.is_disconnected() or await request.is_disconnected()):
-            raise ClientDisconnect
-        return await to_thread.run_sync(work, limiter=turns.threads[source[0]])
-    finally:
-        own.release()
+    async with turn(current_request.get(), kind) as threads:
+        return await to_thread.run_sync(work, limiter=threads)
 
 
 def in_turn(handler: Callable[..., Result], kind: str = "long") -> Callable[..., Any]:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from threading import Lock
 
@@ -40,7 +40,7 @@ class IndexedRepository:
     commit: str = ""  # of `main`
     modified: int = 0  # the time of that commit
     changed: int = 0  # the time of the last commit of `main` or the newest version
-    versions: str = ""  # the branches v1, v2 …, separated by spaces
+    versions: str = ""  # the newest branches v1, v2 …, separated by spaces
     card: str = ""  # the blob of the card, or ""
     summary: str = ""  # the card's first paragraph
     bytes: int = 0  # large files that were uploaded to it, and files in git
@@ -70,6 +70,7 @@ class RepositoryIndex:
         columns = _COLUMNS.replace('"repo_id"', '"repo_id" PRIMARY KEY')
         try:
             self._database.execute(f"CREATE TABLE IF NOT EXISTS repositories ({columns})")
+            self._database.execute("CREATE INDEX IF NOT EXISTS sizes ON repositories (bytes)")  # for their sum
             self._database.execute(f"SELECT {_COLUMNS} FROM repositories WHERE repo_id = ''")
         except sqlite3.DatabaseError as error:
             raise HubError(
@@ -111,17 +112,26 @@ class RepositoryIndex:
                 log.warning("the index of %s is out of date until the next start: %s", repo_id, error)
 
     def refresh(self, repo_id: str, *, measure: bool = False) -> None:
-        """Read a repository again, and measure its size, or keep the size that `grow` has counted."""
+        """Read a repository again, and measure its size, or keep the size that `grow` has counted.
+
+        It is read without the lock of the database, which all writers need, and again if its entry changes meanwhile.
+        """
         database = self._database
-        with database:  # which commits, or rolls back
-            database.execute("BEGIN IMMEDIATE")  # before the repository is read: the last writer has the newest state
+        while True:
             known = self.find(repo_id)
             row = self._read(repo_id, known, measure)
-            if row is None:
-                database.execute("DELETE FROM repositories WHERE repo_id = ?", (repo_id,))
-            elif row != known:
-                statement = f"INSERT OR REPLACE INTO repositories ({_COLUMNS}) VALUES ({_VALUES})"
-                database.execute(statement, tuple(vars(row).values()))
+            with database:  # which commits, or rolls back
+                database.execute("BEGIN IMMEDIATE")
+                now = self.find(repo_id)
+                grown = now.bytes - known.bytes if now and known else 0
+                if now != (known and replace(known, bytes=known.bytes + grown)):
+                    continue
+                if row is None:
+                    database.execute("DELETE FROM repositories WHERE repo_id = ?", (repo_id,))
+                elif (row := replace(row, bytes=row.bytes + grown)) != now:
+                    statement = f"INSERT OR REPLACE INTO repositories ({_COLUMNS}) VALUES ({_VALUES})"
+                    database.execute(statement, tuple(vars(row).values()))
+                return
 
     def rename(self, repo_id: str, new_id: str) -> None:
         """Rename an entry before its repository, whose size stays known: all writers would wait for a measurement."""
@@ -225,10 +235,11 @@ class Allowances:
 
         def grow(more: int) -> None:
             nonlocal size
-            with self._lock:
-                self.check(more)
-                self._claimed += more
-            size += more
+            if more:
+                size += more
+                with self._lock:  # not while the database is read: the event loop needs it, too
+                    self._claimed += more
+                self.check(more, is_claimed=True)
 
         try:
             yield grow
@@ -236,8 +247,8 @@ class Allowances:
             with self._lock:
                 self._claimed -= size
 
-    def check(self, size: int) -> None:
-        """Check that so many bytes can be stored now.
+    def check(self, size: int, *, is_claimed: bool = False) -> None:
+        """Check that so many bytes can be stored now, which may be claimed already.
 
         Raises:
             Refusal: If the quota would be exceeded.
@@ -246,7 +257,7 @@ class Allowances:
         disk = shutil.disk_usage(self._staging)  # without the claimed bytes, which are written
         if size > disk.free - min(self._reserve, disk.total // 20):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._staging))
-        size += self._claimed
+        size = self._claimed + (0 if is_claimed else size)
         if self._quota is not None and (stored := self._index.stored_bytes()) + size > self._quota:
             message = f"this Hub has {stored} of at most {self._quota} bytes, and this would add {size}"
             advice = "delete something, or ask the operator for a larger quota"

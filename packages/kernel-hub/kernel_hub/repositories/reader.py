@@ -19,6 +19,7 @@ from kernel_hub.storage.large_files import LargeFiles
 
 CARD_BYTES = 32 << 10  # a page shows no larger card: tables can take a millisecond per KiB
 SUMMARY_CHARACTERS = 4000
+LISTED_VERSIONS = 10  # the newest
 
 
 def read_repository(
@@ -26,10 +27,7 @@ def read_repository(
 ) -> IndexedRepository:
     """Return the index entry of a repository.
 
-    Args:
-        repository: The repository.
-        large_files: The store of its large files.
-        known: The old entry. Its size is kept, and its summary if the card is the same. None: measure the size.
+    `known` is the old entry: its size is kept, and its summary if the card is the same. None: measure the size.
     """
     main = repository.refs.resolve("main")
     versions = version_branches(repository)
@@ -43,7 +41,7 @@ def read_repository(
         commit=main,
         modified=modified,
         changed=max(modified, repository.revisions.last_modified(newest)),
-        versions=" ".join(versions),
+        versions=" ".join(versions[-LISTED_VERSIONS:]),
         card=card,
         summary=known.summary if known is not None and known.card == card else _summary(source),
         bytes=stored_bytes(repository.path, large_files) if known is None else known.bytes,

@@ -50,11 +50,9 @@ class RepositoryStore:
 
     def __iter__(self) -> Iterator[str]:
         """The ids of all repositories, sorted."""
-        for organization in sorted(self.root.iterdir()):
-            if not organization.name.startswith(".") and organization.is_dir():
-                for path in sorted(organization.glob("*.git")):
-                    if not path.name.startswith("."):
-                        yield f"{organization.name}/{path.name.removesuffix('.git')}"
+        for path in sorted(self.root.glob("*/*.git")):
+            if not path.name.startswith(".") and not path.parent.name.startswith("."):
+                yield f"{path.parent.name}/{path.stem}"
 
     @contextmanager
     def _naming(self, repo_id: str, besides: str = "") -> Iterator[None]:

@@ -35,6 +35,7 @@ from kernel_hub.storage.large_files import IncomingFile
 router = APIRouter(route_class=HubRoute)
 
 GITIGNORE_BYTES = 64 << 10
+_CHANGE_BYTES = 256  # of memory for a change, without its path
 
 
 @router.post("/api/validate-yaml")
@@ -144,7 +145,9 @@ async def commit(
         upload = _Upload(hub, repository, claim, staged)
         body = CommitBody(upload.add, upload.new_file, claim, limits)
         async for block in blocks(request):
+            known = len(upload.changes)
             await take_turn(partial(body.feed, block), "quick")
+            request.state.hold(sum(len(change.path) + _CHANGE_BYTES for change in upload.changes[known:]))
             os.utime(upload.directory)  # `kernel-hub check` removes what has not changed for long
 
         def write() -> tuple[str, str]:

@@ -22,7 +22,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Send
 
 from kernel_hub.git.command import git_command, git_environment
-from kernel_hub.http.turns import take_turn
+from kernel_hub.http.turns import take_turn, turn
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal, bad_request, forbidden, no_token, not_supported, too_large
 from kernel_hub.routes.parameters import HubRoute, RepoId, TheCaller, TheHub
@@ -31,13 +31,13 @@ from kernel_hub.tokens import Caller
 # Of two paths of one function, the lower decorator's is tried first: a name with .git at its end.
 router = APIRouter(route_class=HubRoute, include_in_schema=False)
 
-PROCESSES = {"known": 4, "anonymous": 4, "known refs": 4, "anonymous refs": 4}  # of git at a time: for whom, and what
 SECONDS = 600  # the longest fetch
+SLOWEST = 32 << 10  # bytes that a client must read in a second, on average
+SPARE_SECONDS = 30  # for which it may read less
 CPU_SECONDS = 60  # of each process of git
 MEMORY_BYTES = 2 << 30  # of each process of git
 REQUEST_BYTES = 4 << 20
 PREFIXES = 1000  # in one request: git compares each with each ref
-BLOCK_SECONDS = 30  # the longest until a client has read a block of 64 KB
 
 _PROTOCOLS = {"version=1", "version=2"}
 _PUSH = "this Hub does not accept pushes: publish with `kernel-builder upload` or huggingface_hub"
@@ -102,7 +102,7 @@ async def git_upload_pack(repo_id: RepoId, request: Request, hub: TheHub, caller
     media = "application/x-git-upload-pack-result"
     if body[4:].startswith(b"command=ls-refs"):  # of a public repository, git asks without its token
         return Response(await _refs(request, path, body), media_type=media)
-    return _ReadInTime(_run_git(request, path, body), media_type=media)
+    return _ReadInTime(_run_git(request, path, body, "clone"), media_type=media)
 
 
 @router.post("/kernels/{organization}/{name}/git-receive-pack")
@@ -127,14 +127,20 @@ def _unpacked(body: bytes) -> bytes:
 
 
 class _ReadInTime(StreamingResponse):
-    """A response that ends if it takes too long, or the client does to read a block: it holds a process of git."""
+    """A response that ends if it takes too long, or its client reads too slowly: it holds a process of git."""
 
     body_iterator: AsyncGenerator[bytes, None]
 
     async def stream_response(self, send: Send) -> None:
+        spare: float = SPARE_SECONDS
+
         async def send_in_time(message: Message) -> None:
-            with anyio.fail_after(BLOCK_SECONDS):
+            nonlocal spare
+            began = anyio.current_time()
+            with anyio.fail_after(spare):
                 await send(message)
+            used = anyio.current_time() - began
+            spare = min(SPARE_SECONDS, spare - used + len(message.get("body", b"")) / SLOWEST)
 
         with suppress(TimeoutError), anyio.fail_after(SECONDS):
             async with aclosing(self.body_iterator):
@@ -144,15 +150,13 @@ class _ReadInTime(StreamingResponse):
 async def _refs(request: Request, path: str, body: bytes, *options: str) -> bytes:
     """Return git's whole response about refs, so that no process waits for its reader."""
     with anyio.fail_after(SECONDS):
-        return b"".join([block async for block in _run_git(request, path, body, " refs", *options)])
+        return b"".join([block async for block in _run_git(request, path, body, "refs", *options)])
 
 
-async def _run_git(
-    request: Request, path: str, body: bytes, kind: str = "", *options: str
-) -> AsyncGenerator[bytes, None]:
+async def _run_git(request: Request, path: str, body: bytes, kind: str, *options: str) -> AsyncGenerator[bytes, None]:
     """Yield `git upload-pack`'s response, within limits of processor time and memory. It ends with this generator."""
     protocol = request.headers.get("git-protocol", "")
-    async with request.app.state.processes[("known" if request.state.caller else "anonymous") + kind]:
+    async with turn(request, kind) as processes, processes:
         try:
             process = await anyio.open_process(
                 [*_UPLOAD_PACK, *options, path],
@@ -167,6 +171,7 @@ async def _run_git(
             with suppress(ProcessLookupError):
                 for limit, value in ((resource.RLIMIT_CPU, CPU_SECONDS), (resource.RLIMIT_AS, MEMORY_BYTES)):
                     resource.prlimit(process.pid, limit, (value, value))
+                os.setpriority(os.PRIO_PROCESS, process.pid, 19)  # below the server's own
             with suppress(anyio.BrokenResourceError):
                 await process.stdin.send(body)  # git reads the whole request before it responds
                 await process.stdin.aclose()

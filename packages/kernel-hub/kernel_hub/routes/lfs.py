@@ -97,7 +97,7 @@ async def receive_large_file(
     caller = hub.check_signature("upload", repo_id, sha256, signed.size, signed.expires, signed.by, signed.signature)
     request.state.caller = caller.name
     repository = await take_turn(partial(hub.to_propose, repo_id, caller), "quick")
-    hub.allowances.check(signed.size)
+    await take_turn(partial(hub.allowances.check, signed.size), "quick")
     with hub.allowances.claim() as claim, hub.large_files.receive() as incoming:
 
         def write(block: bytes) -> None:

@@ -30,8 +30,7 @@ Parsed = TypeVar("Parsed")
 
 async def hub_of(request: Request) -> Hub:
     """Return the Hub that this application serves."""
-    hub = request.app.state.hub
-    assert isinstance(hub, Hub)
+    hub: Hub = request.app.state.hub
     return hub
 
 

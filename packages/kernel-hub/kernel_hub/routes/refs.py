@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from fastapi import APIRouter
@@ -13,12 +14,13 @@ from kernel_hub.routes.parameters import Body, HubRoute, Number, RepoId, Revisio
 
 router = APIRouter(route_class=HubRoute)
 
+_HEADS_OR_TAGS = re.compile("^refs/(heads|tags)/")
+
 
 class NewBranch(Body):
     """The body of `create_branch`."""
 
     starting_point: Annotated[str | None, Field(alias="startingPoint", max_length=10_000)] = None
-    empty_branch: Annotated[bool, Field(alias="emptyBranch")] = False
     overwrite: bool = False
 
 
@@ -37,8 +39,8 @@ def list_refs(repo_id: RepoId, hub: TheHub, caller: TheCaller, include_prs: bool
     refs = list(hub.to_read(repo_id, caller).refs)
 
     def listed(prefix: str) -> list[dict[str, str]]:
-        found = (ref for ref in refs if ref.full.startswith(prefix))
-        return [{"name": ref.name, "ref": ref.full, "targetCommit": ref.commit} for ref in found]
+        found = ((full, commit) for full, commit in refs if full.startswith(prefix))
+        return [{"name": _HEADS_OR_TAGS.sub("", full), "ref": full, "targetCommit": commit} for full, commit in found]
 
     answer = {"branches": listed("refs/heads/"), "tags": listed("refs/tags/"), "converts": []}
     return JSONResponse({**answer, "pullRequests": listed("refs/pr/")} if include_prs else answer)
@@ -50,8 +52,7 @@ def create_branch(
 ) -> dict[str, bool]:
     """Create a branch."""
     body = body or NewBranch()
-    refs = hub.to_add(repo_id, caller).refs
-    refs.create_branch(revision, body.starting_point, empty=body.empty_branch, overwrite=body.overwrite)
+    hub.to_add(repo_id, caller).refs.create_branch(revision, body.starting_point, overwrite=body.overwrite)
     return {"success": True}
 
 

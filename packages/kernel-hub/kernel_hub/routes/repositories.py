@@ -192,9 +192,6 @@ def organization_overview(organization: str, hub: TheHub, caller: TheCaller) -> 
     return {
         **_named(name),
         "isVerified": name in hub.settings.trusted,
-        "numModels": 0,
-        "numDatasets": 0,
-        "numSpaces": 0,
         "numKernels": kernels,
         "trustedKernelPublisher": name in hub.settings.trusted,
     }
