@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import operator
 from unittest import mock
 
 import pytest
@@ -91,6 +92,10 @@ NORMS = {
     "of patches": (lambda x, w: F.layer_norm(patches(x), x.shape[-1:], w), "residual sum with norm"),
     "of patches with views": (lambda x, w: F.layer_norm(p := patches(x), p.shape[-1:], w) + p.mT.view(-1)[0], None),
     "in bfloat16": (lambda x, w: w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)), None),
+    "of a rounded mean": (
+        lambda x, w: (y := 2 * x.float()) * (y.square().mean(-1, True, dtype=x.dtype) + 1e-6).rsqrt(),
+        None,
+    ),
     "of another dimension": (lambda x, w: w * (x.float() * x.float().pow(2).mean(1, True).rsqrt()).to(x.dtype), None),
 }
 
@@ -143,6 +148,22 @@ def test_gradients_of_parameters_also_through_checkpoints(blocks):
     assert "rotary embedding" in {operation for _, operation in report.replaced}
 
 
+@pytest.mark.parametrize(
+    "part", [lambda x: x.view(2, 2, 4).unbind(1), lambda x: (x.view(2, 8),) * 2, lambda x: (x[..., :8], x)]
+)
+def test_gradients_of_parts_that_are_also_made_under_no_grad(blocks, part):
+    def forward(x):
+        with torch.no_grad():
+            statistic = part(x)
+        first, second = part(x)
+        return statistic[0] * first + second
+
+    model, x = Calls(forward), torch.randn(2, 8, requires_grad=True)
+    (expected,) = torch.autograd.grad(model(x).sum(), x)
+    traced(blocks, model)
+    torch.testing.assert_close(torch.autograd.grad(model(x).sum(), x)[0], expected)
+
+
 @pytest.mark.parametrize("name", ["llama", "olmo2"])  # Olmo 2 normalizes q and k before it splits them into heads
 @torch.no_grad()
 def test_forty_lengths_need_two_graphs(blocks, fusions, name):
@@ -186,12 +207,6 @@ def test_generated_tokens_are_the_models(blocks, scope):
 # --- models whose operations have side effects, or change ------------------------------------------------------------
 
 
-class Doubling(nn.Module):
-    def forward(self, x):
-        x *= 2
-        return x
-
-
 class InPlace(nn.Module):
     """A block with an activation between a residual sum and its norm that may write to an operand of the sum."""
 
@@ -210,7 +225,8 @@ class InPlace(nn.Module):
 def test_activations_in_place(blocks):
     """They are in the second model of a class, or write from the second call on."""
     x = torch.randn(2, 6, 32)
-    for act in (nn.SiLU(), nn.SiLU(inplace=True), Doubling(), nn.SiLU()):
+    doubles, rounds = Calls(lambda x: operator.imul(x, 2)), Calls(lambda x: operator.ifloordiv(x, 2))
+    for act in (nn.SiLU(), nn.SiLU(inplace=True), doubles, rounds, nn.SiLU()):
         model = InPlace(act)
         traced(blocks, model)
         model(x)

@@ -1,4 +1,4 @@
-"""Operations are joined and moved only where they read the same values: models that write to tensors in between."""
+"""Operations are joined and moved only where they read the same values: writes, random numbers, parts and layouts."""
 
 import pytest
 import torch
@@ -58,17 +58,61 @@ def to_a_causal_mask(x, y):
     return F.scaled_dot_product_attention(x, y, y, attn_mask=mask)
 
 
-def random_numbers(x, y):
-    total = x + y
-    first, second = F.dropout(total), F.dropout(y)
-    return F.layer_norm(total, (32,)) * (1 + second) + y + first
+def random_numbers(draw):
+    def forward(x, y):
+        total = x + y
+        first, second = F.dropout(total), draw(y)
+        return F.layer_norm(total, (32,)) * (1 + second) + y + first
+
+    return forward
+
+
+def rotated_by_one_token(x, y):
+    cos, sin = y[0].chunk(2, -1)
+    heads = x.unflatten(-1, (2, 16)).transpose(1, 2)
+    first, second = heads[:, :, :1].chunk(2, -1)
+    return heads * cos + torch.cat((-second, first), -1) * sin
+
+
+def with_one_head_of_a_group(x, y):
+    groups = x.unflatten(-1, (2, 2, 8)).permute(0, 2, 3, 1, 4)
+    keys = groups[:, :, -1:].expand(2, 2, 2, 6, 8).reshape(2, 4, 6, 8)
+    return F.scaled_dot_product_attention(y.unflatten(-1, (4, 8)).transpose(1, 2), keys, keys)
+
+
+def with_repeated_tokens(x, y):
+    query, keys = (z.unflatten(-1, (4, 8)).transpose(1, 2) for z in (torch.cat((y, y), 1), x))
+    keys = keys[:, :, None].expand(2, 4, 2, 6, 8).reshape(2, 4, 12, 8)
+    return F.scaled_dot_product_attention(query, keys, keys, is_causal=True)
+
+
+def heads_of_all_samples(x, y):
+    heads = x.unflatten(-1, (2, 16)).transpose(1, 2).contiguous()
+    return rotated(heads, *y[0].chunk(2, -1)).view(4, 6, 16)
+
+
+def heads_in_the_layout_of_tokens(compute):
+    """Return the function whose result is one of tokens without a copy, as that of operations on elements is."""
+    return lambda x, y: (
+        compute(*(z.unflatten(-1, (2, 16)).transpose(1, 2) for z in (x, y))).transpose(1, 2).view(x.shape)
+    )
+
+
+def rms_norm(x):
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
 
 @pytest.mark.parametrize(
     "forward",
     [
         *(after_a_cast, to_one_of_two_copies, to_a_copy_of_a_sum, to_a_copy_of_rotated_heads),
-        *(to_tables_between_their_casts, to_a_causal_mask, random_numbers),
+        *(to_tables_between_their_casts, to_a_causal_mask, rotated_by_one_token, with_one_head_of_a_group),
+        *(with_repeated_tokens, heads_of_all_samples),
+        *map(heads_in_the_layout_of_tokens, (lambda x, y: rms_norm(x + y), lambda x, y: F.silu(x) * y)),
+        *map(
+            random_numbers, (F.dropout, F.dropout1d, lambda y: torch.normal(0.0, 1.0, y.shape).to(y), F.gumbel_softmax)
+        ),
     ],
 )
 def test_values_are_those_of_the_model(blocks, forward):

@@ -1,8 +1,6 @@
-"""Calls of attention without masks and copies that it does not need.
+"""Calls of attention without masks and copies that it does not need."""
 
-Where transformers may not look at position ids, as in a trace, it makes a mask in case these are of several texts.
-"""
-
+import re
 from typing import Any
 
 import torch
@@ -11,11 +9,11 @@ from torch.fx import Interpreter, Node
 
 from .editing import Editor, fits, is_part
 from .kernel_set import adaln, rmsnorm, rope3d
-from .matching import argument, changes, dtype_of, is_tensor, operation, shape_of, value
+from .matching import adds_dimensions, argument, changes, dtype_of, is_tensor, operation, shape_of, value
 
-RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "bernoulli", "multinomial", "dropout"}
 _LONGEST = 1000  # operations that make a mask
 _ATTENTION = "scaled_dot_product_attention"
+RANDOM = re.compile(f"rand|rrelu|drop|normal$|bernoulli|nomial|poisson|gumbel|multi_head|{_ATTENTION}")  # their names
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
@@ -27,6 +25,7 @@ def drop_causal_mask(editor: Editor, node: Node) -> None:
     tokens = shape_of(query)[-2]
     if not is_tensor(mask) or argument(node, 5, "is_causal", False) or shape_of(key)[-2] != tokens:
         return
+    # transformers makes one where it may not look at position ids, as in a trace: these may be of several texts.
     if mask not in editor.causal:  # a mask of many tokens is large, and all layers have the same
         made = _constant(editor, mask)
         is_square = made is not None and made.dtype == torch.bool and made.shape[-2:] == (tokens, tokens)
@@ -82,10 +81,9 @@ def normalize_tokens_first(editor: Editor, node: Node) -> None:
 
 def unrepeated(states: Any) -> Any:
     """Return the keys or values of which transformers makes one for each head of the query."""
-    if operation(states) == "reshape" and operation(states.args[0]) == "expand":
-        inner = states.args[0].args[0]
-        is_added = operation(inner) == "getitem" and value(inner).dim() == 5 and value(inner).shape[2] == 1
-        return inner.args[0] if is_added and value(states).dim() == 4 else states
+    inner = states.args[0].args[0] if operation(states) == "reshape" and operation(states.args[0]) == "expand" else None
+    if adds_dimensions(inner) and value(inner).dim() == 5 and shape_of(inner)[2:] == (1, *shape_of(states)[2:]):
+        return inner.args[0] if shape_of(inner)[0] == shape_of(states)[0] else states
     return states
 
 
@@ -101,7 +99,7 @@ def _constant(editor: Editor, node: Node) -> Any:
     while pending:
         part = pending.pop()
         is_call = part.op in ("call_function", "call_method") and not changes(part)
-        if not is_call or operation(part) in RANDOM or len(order) > _LONGEST or editor.is_written(part):
+        if not is_call or RANDOM.search(operation(part)) or len(order) > _LONGEST or editor.is_written(part):
             return None
         order[part] = None
         pending += [operand for operand in part.all_input_nodes if operand not in order]

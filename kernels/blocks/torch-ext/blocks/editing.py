@@ -24,6 +24,7 @@ class Editor:
         self.causal: dict[Node, bool] = {}  # whether a mask is that of causal attention
         self._erased: set[Node] = set()
         self._changing = [node for node in module.graph.nodes if changes(node)]
+        self._modes = [node for node in self._changing if operation(node) == "_set_grad_enabled"]
 
     def nodes(self, order: Callable[[list[Node]], Iterable[Node]] = reversed) -> Iterable[Node]:
         """Return the nodes that are left, by default the last ones first."""
@@ -99,10 +100,14 @@ class Editor:
             is_true_view = is_view(node) and shares_memory(node, node.args[0])  # `reshape` may have copied
             is_same = is_tensor(node) and (is_true_view or is_part(node) or self._is_constant_table(node))
             if is_same or operation(node) in _SPLITS:
-                key = repr((node.op, node.target, node.args, node.kwargs))
+                key = repr((node.op, node.target, node.args, node.kwargs, self._is_detached(node)))
                 first = known.setdefault(key, node)
                 if first is not node:
                     self.replace(node, first)
+
+    def _is_detached(self, node: Node) -> bool:
+        """Return whether a node is under `no_grad` inside of the graph: views have no gradient there."""
+        return next((not mode.args[0] for mode in reversed(self._modes) if mode < node), False)
 
     def _is_constant_table(self, node: Node) -> bool:
         """Return whether a node computes or casts cosines or sines, and no operation or caller writes their memory."""
@@ -117,12 +122,14 @@ class Editor:
         With `in_rows`, the value or a view of it as a kernel returns it, contiguous, also whether the layout matters:
         then a write to `x.flatten()` is one to `x`, and results have the layouts of their operands, but for products.
         """
-        values, pending = {node}, [node] if self._changing and (in_rows is None or not in_rows.is_contiguous()) else []
+        is_laid_out, values = in_rows is not None, {node}
+        pending = [] if (in_rows.is_contiguous() if in_rows is not None else not self._changing) else [node]
         while pending:
             part = pending.pop()
-            if any(_writes_to(user, part) and (in_rows is None or not _fills(user)) for user in part.users):
+            if any(_writes_to(user, part) and not (is_laid_out and _fills(user)) for user in part.users):
                 return True
-            is_laid_out = in_rows is not None
+            if is_laid_out and operation(part) not in _PACKED and _LAID_OUT & {*map(operation, part.users)}:
+                return True
             follows = (u for u in part.users if (operation(u) != "linear" if is_laid_out else shares_memory(u, part)))
             pending += (new := {*follows} - values)
             values |= new
@@ -144,7 +151,7 @@ class Editor:
     def remove_copies(self) -> None:
         """Remove operations that return their argument: casts to its dtype, dropouts of nothing, slices of all."""
         for node in self.nodes():
-            if is_tensor(node) and _returns_its_argument(node):
+            if is_tensor(node) and _returns_its_argument(node) and not self._is_detached(node):
                 self.replace(node, node.args[0])
 
 
@@ -169,8 +176,7 @@ def _sums_from(node: Node) -> set[Node]:
 def _returns_its_argument(node: Node) -> bool:
     name = operation(node)
     if name == "cast" and dtype_of(node) == dtype_of(node.args[0]):
-        # `copy` and a memory format make a new tensor.
-        return not {"copy", "memory_format"} & {*node.kwargs} and True not in node.args
+        return not {"copy", "memory_format"} & {*node.kwargs} and True not in node.args  # which make a new tensor
     index: Any = node.args[1] if name == "getitem" and is_tensor(node.args[0]) else ()
     if isinstance(index, tuple) and len(index) == 2 and index[0] is Ellipsis and type(index[1]) is slice:
         size, full = shape_of(node)[-1], shape_of(node.args[0])[-1]
@@ -181,9 +187,8 @@ def _returns_its_argument(node: Node) -> bool:
 def fits(node: Any, *dtypes: torch.dtype) -> bool:
     """Return whether a value is a plain tensor that the kernels compute on: it has rows, of one of the dtypes."""
     x = value(node)
-    if not isinstance(node, Node) or type(x) not in _PLAIN or not x.dim():
-        return False
-    return x.dtype in (dtypes or DTYPES) and x.device.type == DEVICE and x.layout == torch.strided
+    is_plain = isinstance(node, Node) and type(x) in _PLAIN and x.dim() > 0
+    return is_plain and x.dtype in (dtypes or DTYPES) and x.device.type == DEVICE and x.layout == torch.strided
 
 
 _PLAIN = (torch._subclasses.FakeTensor, torch.nn.Parameter)
@@ -191,9 +196,8 @@ _PLAIN = (torch._subclasses.FakeTensor, torch.nn.Parameter)
 
 def is_alike(*nodes: Any) -> bool:
     """Return whether values are plain tensors of one shape and dtype."""
-    return all(
-        fits(node) and shape_of(node) == shape_of(nodes[0]) and dtype_of(node) == dtype_of(nodes[0]) for node in nodes
-    )
+    first = nodes[0]
+    return all(fits(x) and shape_of(x) == shape_of(first) and dtype_of(x) == dtype_of(first) for x in nodes)
 
 
 def broadcasts(modulation: Any, x: Any) -> bool:
@@ -232,6 +236,8 @@ def _writes_to(node: Node, part: Node) -> bool:
 
 
 _SPLITS = {"chunk", "split", "unbind"}
+_LAID_OUT = {"view", "view_as", "as_strided"}  # the layout decides whether they fail, or what they return
+_PACKED = {"contiguous", "reshape", "flatten"}
 _VIEWS = {"view", "reshape", "unflatten", "transpose", "permute", "unsqueeze", "squeeze", "flatten"}
 
 

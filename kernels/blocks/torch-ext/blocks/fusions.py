@@ -189,7 +189,7 @@ def _made_after(place: Node, args: Iterable[Any]) -> Optional[set[Node]]:
     while pending:
         node = pending.pop()
         is_late = node > place
-        if node is place or len(late) > 16 or (is_late and operation(node) in RANDOM):
+        if node is place or len(late) > 16 or (is_late and RANDOM.search(operation(node))):
             return None
         if is_late and node not in late:
             late.add(node)

@@ -24,7 +24,8 @@ _NORMS: dict[str, dict[str, Any]] = {  # their parameters after the shape, and t
     "rms_norm": {"weight": None, "eps": None},
 }
 WIDE = (torch.float32, torch.float64)
-CHANGES = {"setitem", "iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior"}
+CHANGES = {"setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow"}
+CHANGES |= {"iand", "ior", "ixor", "ilshift", "irshift"}
 
 
 def value(node: Any) -> Any:
@@ -71,8 +72,7 @@ def changes(node: Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     if schema is not None:
         return bool(schema.is_mutable)
-    # Functions of `torch.nn.functional` take `inplace` by position.
-    is_functional = getattr(node.target, "__module__", "") == "torch.nn.functional"
+    is_functional = getattr(node.target, "__module__", "") == "torch.nn.functional"  # takes `inplace` by position
     return name.startswith(("_enter", "_exit", "_set_", "set_")) or (is_functional and node.args[-1:] == (True,))
 
 
@@ -83,7 +83,7 @@ def unwidened(node: Any) -> Any:
     return node
 
 
-def _adds_dimensions(node: Any) -> bool:
+def adds_dimensions(node: Any) -> bool:
     name = operation(node)
     index = node.args[1] if name == "getitem" and is_tensor(node.args[0]) else ()
     adds = bool(index) and isinstance(index, tuple) and all(part is None or part == slice(None) for part in index)
@@ -191,7 +191,7 @@ def one_plus(x: Pattern) -> Pattern:
 
     def find(node: Any, match: Match, dtype: Optional[torch.dtype]) -> Iterator[Match]:
         views, inner = [], node
-        while _adds_dimensions(inner):
+        while adds_dimensions(inner):
             views.append(inner)
             inner = inner.args[0]
         for found in total.find(inner, match.through(node), dtype):
@@ -223,7 +223,7 @@ def _operands(name: str, node: Any) -> Optional[list[Any]]:
     if name == "mean":
         dim, keeps = argument(node, 1, "dim"), argument(node, 2, "keepdim", False)
         dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
-        return [first] if dim in (-1, value(node).dim() - 1) and keeps else None
+        return [first] if dim in (-1, value(node).dim() - 1) and keeps and dtype_of(node) == dtype_of(first) else None
     if name in _NORMS:
         given = [argument(node, 2 + index, *part) for index, part in enumerate(_NORMS[name].items())]
         return [first, *given] if len(argument(node, 1, "normalized_shape")) == 1 else None

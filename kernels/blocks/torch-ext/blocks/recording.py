@@ -87,9 +87,7 @@ class _Writer(TorchFunctionMode):
         self._autocast = self._around = _autocast_now()
         self._entered: Optional[Node] = None  # into a change of autocast
 
-    def __torch_function__(
-        self, function: Any, types: Any, args: tuple = (), kwargs: Optional[dict[str, Any]] = None
-    ) -> Any:
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
         self.is_inside = True
         try:
             args, kwargs = tree_map(self._fake_of, (args, kwargs or {}))

@@ -71,7 +71,7 @@ class _Rows:
                 result = call(*args[1:], **kwargs)
             except (IndexError, RuntimeError):  # a part of a leading dimension
                 raise _Unknown from None
-            if isinstance(result, tuple) or result.shape[: self._leading] == (1,) * self._leading:
+            if isinstance(result, tuple) or shape_of(node)[: self._leading] == shape_of(self._x)[: self._leading]:
                 return result
         raise _Unknown
 
