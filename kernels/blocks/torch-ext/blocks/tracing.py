@@ -87,8 +87,8 @@ def _compiled(modules: Sequence[nn.Module], backend: "_Backend") -> Callable[...
     compiled = torch.compile(traced, backend=backend)
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        # Who compiles the model gets its own operations, which Inductor fuses.
-        if is_compiling():
+        # Who compiles the model gets its own operations, which Inductor fuses. TorchScript traces nothing compiled.
+        if is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
             return module._call_impl(*args, **kwargs)
         own: Any = module._compiled_call_impl
         if is_off() or is_watched():  # a mode would see the calls of its own trace
