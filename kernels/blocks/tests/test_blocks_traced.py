@@ -432,6 +432,14 @@ def test_a_second_call_keeps_graphs_and_report(blocks):
     assert report.replaced == {("RMSNorm", "RMSNorm"): 1}
 
 
+@pytest.mark.parametrize("view", [lambda x: x[..., :3], lambda x: x[0], lambda x: x.view(6)])
+@torch.no_grad()
+def test_a_view_whose_shape_changes_is_no_other_value(blocks, view):
+    model, x = Calls(lambda x: (view(x).unsqueeze_(0), view(x), x + 1)), torch.zeros(2, 3)
+    traced(blocks, model)
+    assert [y.shape for y in (*model(x), x)] == [(1, *view(x).shape), view(x).shape, (2, 3), (2, 3)]
+
+
 @torch.no_grad()
 def test_a_copy_of_the_same_dtype_stays_a_copy(blocks):
     model, x = Calls(lambda x: x.to(x.dtype, copy=True).add_(1)), torch.zeros(2, 3)

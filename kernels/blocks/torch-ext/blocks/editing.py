@@ -99,15 +99,16 @@ class Editor:
         for node in list(self._graph.nodes):
             is_true_view = is_view(node) and shares_memory(node, node.args[0])  # `reshape` may have copied
             is_same = is_tensor(node) and (is_true_view or is_part(node) or self._is_constant_table(node))
-            if is_same or operation(node) in _SPLITS:
-                key = repr((node.op, node.target, node.args, node.kwargs, self._is_detached(node)))
+            if (is_same or operation(node) in _SPLITS) and not self._is_apart(node):
+                key = repr((node.op, node.target, node.args, node.kwargs))
                 first = known.setdefault(key, node)
                 if first is not node:
                     self.replace(node, first)
 
-    def _is_detached(self, node: Node) -> bool:
-        """Return whether a node is under `no_grad` inside of the graph: views have no gradient there."""
-        return next((not mode.args[0] for mode in reversed(self._modes) if mode < node), False)
+    def _is_apart(self, node: Node) -> bool:
+        """Return whether a value is changed in place, or has no gradient by a `no_grad` in the graph: others differ."""
+        is_detached = next((not mode.args[0] for mode in reversed(self._modes) if mode < node), False)
+        return is_detached or any(_writes_to(user, node) for user in node.users)
 
     def _is_constant_table(self, node: Node) -> bool:
         """Return whether a node computes or casts cosines or sines, and no operation or caller writes their memory."""
@@ -151,7 +152,7 @@ class Editor:
     def remove_copies(self) -> None:
         """Remove operations that return their argument: casts to its dtype, dropouts of nothing, slices of all."""
         for node in self.nodes():
-            if is_tensor(node) and _returns_its_argument(node) and not self._is_detached(node):
+            if is_tensor(node) and _returns_its_argument(node) and not any(map(self._is_apart, (node, node.args[0]))):
                 self.replace(node, node.args[0])
 
 
