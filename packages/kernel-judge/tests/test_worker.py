@@ -32,10 +32,9 @@ def test_an_answer_that_never_ends_has_a_deadline(tmp_path: Path) -> None:
     candidate.write_text(CANDIDATES["drips"])
     with WorkerProcess(PROCESS, "cpu", readable=[tmp_path]) as worker:
         worker.ready(120)
-        started = time.monotonic()
         with pytest.raises(WorkerFailure) as failed:
-            worker.ask("load", str(candidate), "ModelNew", seconds=3)
-        assert failed.value.kind == "timeout" and time.monotonic() - started < 10
+            worker.ask("load", str(candidate), "ModelNew", seconds=1)
+    assert failed.value.kind == "timeout"
 
 
 @pytest.fixture(params=[LANDLOCK, PROCESS, BUBBLEWRAP, "docker"])

@@ -5,8 +5,10 @@ The builds use the real compilers.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -151,9 +153,17 @@ def working_in(directory: Path) -> dict[int, str]:
     return commands
 
 
-def compiling(cache: Path) -> Callable[[], bool]:
-    """Return a condition: a compiler that works in this cache compiles scale_cpu.cpp."""
-    return lambda: any("cc1plus" in command and "scale_cpu.cpp" in command for command in working_in(cache).values())
+def compiling(cache: Path, *signals: signal.Signals) -> Callable[[], bool]:
+    """Return a condition: a compiler that works in this cache compiles scale_cpu.cpp. It gets the signals."""
+    name = re.compile("cc1plus.*scale_cpu.cpp")
+
+    def is_compiling() -> bool:
+        found = [number for number, command in working_in(cache).items() if name.search(command)]
+        for number, sent in itertools.product(found, signals):
+            os.kill(number, sent)
+        return bool(found)
+
+    return is_compiling
 
 
 def assert_whole(project: Path, cache: Path, undisturbed: dict[str, bytes | str]) -> None:

@@ -96,9 +96,12 @@ def test_one_process_imports_torch_for_all_projects_of_a_command(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("signal_name", "message"), [("SIGKILL", "the process was killed by SIGKILL"), ("SIGSTOP", "no answer after 3 s")]
+    ("signal_name", "seconds", "message"),
+    [("SIGKILL", 120, "the process was killed by SIGKILL"), ("SIGSTOP", 1, "no answer after 1 s")],
 )
-def test_a_process_that_is_killed_or_hangs_is_replaced(tmp_path: Path, signal_name: str, message: str) -> None:
+def test_a_process_that_is_killed_or_hangs_is_replaced(
+    tmp_path: Path, signal_name: str, seconds: float, message: str
+) -> None:
     """A package can stop the process that all packages of a project share, and not that of the next project."""
     bad = loading(tmp_path / "bad", "torch-cpu", f"os.kill(os.getppid(), signal.{signal_name})")
     good = loading(tmp_path / "good", "torch-cpu", "")
@@ -106,7 +109,7 @@ def test_a_process_that_is_killed_or_hangs_is_replaced(tmp_path: Path, signal_na
         assert probe.ask(*NOTHING)(60) == ("failed", "the process ended with status 1")
     with ProbeProcess() as probe:
         probe.ask(*NOTHING)(60)
-        assert message in str(probe.ask("60", "{}", asking_for(bad))(3))
+        assert message in str(probe.ask("60", "{}", asking_for(bad))(seconds))
         (report,) = run_all([good], only=["load"], probe=probe)
         assert report.passed == ("load",), report
 
