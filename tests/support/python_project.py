@@ -5,20 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.files import write_files
+from tests.support.places import SOURCES
 
-_BUILD_TOML = """\
-[general]
-name = "{name}"
-version = 1
-edition = 6
-license = "apache-2.0"
-backends = ["cpu"]
-{depends}
-[general.hub]
-repo-id = "{owner}/{name}"
-
-[torch-noarch]
-"""
+_BUILD_TOML = SOURCES["python_build_toml"]
 
 
 def write_project(directory: Path, python: str = "", *depends: str, owner: str = "org") -> Path:

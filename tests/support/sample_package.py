@@ -21,23 +21,8 @@ STABLE_CUDA = f"torch-stable-abi210-cu130-{this_platform()}"
 # An op that counts elements, by the C functions of the stable ABI, and an empty Python module.
 SOURCE = SOURCES["counting_op"]
 
-INIT = """import torch
-
-from ._ops import add_op_namespace_prefix, ops
-
-torch.library.register_fake(add_op_namespace_prefix("count"))(lambda x: 0)
-assert ops.count(torch.ones(3)) == 3
-"""
-OPS = """import torch
-
-from . import {id}
-
-ops = torch.ops.{id}
-
-
-def add_op_namespace_prefix(name):
-    return f"{id}::{{name}}"
-"""
+INIT = SOURCES["counting_module"]
+OPS = SOURCES["counting_ops"]
 
 
 Compile = Callable[..., Path]

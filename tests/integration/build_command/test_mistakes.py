@@ -16,20 +16,11 @@ import pytest
 
 from kernel_builder import toml_file
 from tests.integration.build_command.conftest import Run
-from tests.support.places import PROJECTS
+from tests.support.places import PROJECTS, SOURCES
 
 MISTAKES: Mapping[str, Mapping[str, Any]] = toml_file.read(Path(__file__).with_name("mistakes.toml"))["mistake"]
 HEAD = '#include <torch/csrc/stable/library.h>\n#include <torch/csrc/stable/tensor.h>\n\n#include "registration.h"\n\n'
-INIT = """\
-import torch
-
-from ._ops import add_op_namespace_prefix, ops
-
-
-@torch.library.register_fake(add_op_namespace_prefix("scaled"))
-def _scaled(input, factor):
-    return input
-"""
+INIT = SOURCES["fake_of_scaled"]
 
 FindingsOf = Callable[[str], list[tuple[str, str, str]]]
 

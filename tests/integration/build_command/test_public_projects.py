@@ -12,12 +12,7 @@ from tests.integration.build_command.conftest import LOAD, Copy, Run, replace, r
 from tests.support.newest import full_abi
 from tests.support.places import SOURCES
 
-LOAD_PYTHON = """
-import sys, torch
-from pathlib import Path
-from kernels import get_local_kernel
-print(get_local_kernel(Path(sys.argv[1]), backend="cpu").doubled(torch.ones(2)).tolist())
-"""
+LOAD_PYTHON = SOURCES["load_python_kernel"]
 
 # A second copy of a module would register its op twice, or count its import twice.
 IMPORT_BY_NAME = SOURCES["import_by_name"]

@@ -18,12 +18,7 @@ from tests.support.places import CPU, SOURCES
 from tests.support.programs import run
 from tests.support.torch_process import run_with_torch
 
-WITHOUT_CLIENT = """
-import sys
-sys.modules["kernels"] = sys.modules["huggingface_hub"] = None  # cannot be imported
-import torch, stable_scale
-print(stable_scale.scaled(torch.arange(3.0), 2.0).tolist())
-"""
+WITHOUT_CLIENT = SOURCES["without_the_client"]
 BESIDE_THE_CLIENT = SOURCES["beside_the_client"]
 
 

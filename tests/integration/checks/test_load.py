@@ -16,6 +16,7 @@ import torch
 from kernel_builder.checks import CheckReport, ProbeProcess, run, run_all
 from kernel_builder.checks.load import asked_for
 from kernel_builder.config.variant import this_platform
+from tests.support.places import SOURCES
 from tests.support.sample_package import STABLE_CUDA, Compile, assemble
 
 Load = Callable[[Path], CheckReport]
@@ -115,17 +116,7 @@ def test_a_process_that_is_killed_or_hangs_is_replaced(
 
 
 # A package writes into the memory and the connection of the process that answers, and ends with status 0.
-ANSWERS = """
-import ctypes, glob, socket
-def answer(*parts, pause=0):
-    for path in glob.glob(f"/proc/{os.getppid()}/fd/*"):
-        if os.readlink(path).startswith("socket:"):
-            parent = os.pidfd_open(os.getppid())
-            connection = socket.socket(fileno=ctypes.CDLL(None).syscall(438, parent, int(path.split("/")[-1]), 0))
-            for part in parts:
-                connection.sendall(part)
-                time.sleep(pause)
-"""
+ANSWERS = SOURCES["forged_answers"]
 
 
 @pytest.mark.attack

@@ -20,15 +20,10 @@ from kernel_builder.steps.graph import CompileStep
 from kernel_builder.steps.step_scripts import stage_compile
 from kernel_builder.toolchain import Toolchains, host_compiler
 from tests.support.files import write_program
-from tests.support.places import CPU, CUDA
+from tests.support.places import CPU, CUDA, SOURCES
 
 # Of the headers' functions, device code has one and host code the other; `-lineinfo` names the headers of both.
-SOURCE = """
-#include <algorithm>
-#include <string>
-__global__ void larger(float* x) { *x = std::max(x[0], x[1]); }
-std::string twice(const std::string& text) { return text + text; }
-"""
+SOURCE = SOURCES["host_and_device_code"]
 
 
 def clang_step(directory: Path, toolchains: Toolchains) -> CompileStep:

@@ -11,20 +11,8 @@ from kernel_builder.toolchain import Toolchains
 from tests.support.places import ROOT, SOURCES
 from tests.support.torch_process import run_with_torch
 
-PACKAGE = """
-import torch
-
-from .devices import refuse_cpu
-
-refuse_cpu("scaled")
-torch.ops._demo_cuda_1.scaled(torch.ones(1))
-"""
-OPS = """
-import torch
-
-add_op_namespace_prefix = "_demo_cuda_1::{}".format
-torch.library.define(add_op_namespace_prefix("scaled"), "(Tensor x) -> Tensor")
-"""
+PACKAGE = SOURCES["package_for_cuda"]
+OPS = SOURCES["ops_for_cuda"]
 REFUSAL = (
     "NotImplementedError: this package is for CUDA, and the tensors are on the CPU: move them to the GPU, or load the "
     'package for the CPU with get_kernel(..., backend="cpu")'

@@ -19,18 +19,12 @@ from kernel_builder.toolchain import Toolchains, lock
 from kernel_builder.toolchain.components import in_table, of_torch
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import resolve
+from tests.support.places import SOURCES
 
 from .index_server import IndexServer, build_wheels
 
 # The command with another lock than the one that comes with the builder.
-_WITH_LOCK = """
-import sys, pathlib
-from kernel_builder.cli import main
-from kernel_builder.toolchain import lock
-pinned = lock.loads(pathlib.Path(sys.argv.pop(1)).read_text(), "")
-lock.shipped = lambda: pinned
-main()
-"""
+_WITH_LOCK = SOURCES["with_another_lock"]
 
 TABLES = Path(__file__).with_name("tables")
 HEADER_LIBRARIES = tuple(in_table(toml_file.read(TABLES / "header_libraries.toml")))

@@ -18,20 +18,11 @@ import torch
 from kernel_format.files import locked, write_atomically
 from tests.support.git import commit_all, git
 from tests.support.optimization import without_optimization
-from tests.support.places import ROOT
+from tests.support.places import ROOT, SOURCES
 from tests.support.programs import run
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-CONFIG = """
-experimental-features = nix-command flakes
-sandbox = true
-sandbox-fallback = true
-sandbox-paths = {paths}
-build-users-group =
-substituters =
-max-jobs = 2
-cores = 1
-"""
+CONFIG = SOURCES["nix_config"]
 
 
 def _certificates() -> str:

@@ -15,7 +15,7 @@ from kernel_format.errors import BuildError, ToolchainError, VariantError
 from kernel_format.metadata import PackageMetadata
 from tests.integration.build_command.conftest import Copy, Run, assert_refused, replace, run_python, untouched
 from tests.support import emulated_python
-from tests.support.places import CPU, CUDA, ROOT
+from tests.support.places import CPU, CUDA, ROOT, SOURCES
 from tests.support.programs import run
 
 ARM = "aarch64-linux"
@@ -26,15 +26,7 @@ COMPILER = f"{ARM}-gnu-g++"
 needs_compiler = pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"{COMPILER} is not installed")
 
 # Loads a package by its directory, as its author may.
-LOAD_DIRECTLY = """
-import sys
-from pathlib import Path
-from kernels import get_local_kernel
-try:
-    get_local_kernel(Path(sys.argv[1]), backend="cpu")
-except ImportError as error:
-    print(error)
-"""
+LOAD_DIRECTLY = SOURCES["load_directly"]
 
 
 def _device_code(package: Path) -> bytes:

@@ -18,7 +18,7 @@ from kernel_builder.backends.rocm import code_objects
 from kernel_format.cache_directory import default_cache
 from tests.integration.build_command.conftest import Copy, Run, run_python
 from tests.support.optimization import without_optimization
-from tests.support.places import CPU, CUDA, ROOT
+from tests.support.places import CPU, CUDA, ROOT, SOURCES
 
 BY_CLANG = CUDA.replace("cu130", "cu126")
 ROCM = [CUDA.replace("cu130", f"rocm{digits}") for digits in ("71", "72")]
@@ -66,16 +66,7 @@ def test_every_kernel_builds_with_every_compiler(name: str, tmp_path: Path, kern
 
 
 # Calls a kernel, and prints the OpenMP runtimes that the process has.
-CALL = """
-import sys, torch
-from pathlib import Path
-from kernels import get_local_kernel
-kernel = get_local_kernel(Path(sys.argv[1]), backend="cpu")
-torch.ones(1 << 20).exp().sum()
-print(kernel.ops.library(), kernel.ops.exceptions(), kernel.ops.threads(3))
-maps = {line.split()[-1] for line in open("/proc/self/maps")}
-print(*[Path(name).name for name in maps if "omp" in Path(name).name])
-"""
+CALL = SOURCES["call_of_linux_variants"]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import yaml
 from kernel_builder.config.variant import this_platform
 from kernel_builder.hub.verification import verify
 from tests.support.files import write_files
-from tests.support.places import CPU, PROJECTS, ROOT
+from tests.support.places import CPU, PROJECTS, ROOT, SOURCES
 from tests.support.programs import run
 from tests.support.running_hub import RunningHub
 
@@ -68,12 +68,7 @@ def test_the_documented_job_signs_only_files_that_it_has_rebuilt() -> None:
 
 
 # The roots of trust are all that differs from signing on a runner.
-TRUSTING = """
-import sys
-if "sign" in sys.orig_argv:
-    from sigstore.models import ClientTrustConfig
-    ClientTrustConfig.production = classmethod(lambda cls, offline=False: cls.from_json({trust!r}))
-"""
+TRUSTING = SOURCES["trusting_client"]
 RUN = "https://github.com/org/kernels/actions/runs/7"
 WORKFLOW = "org/kernels/.github/workflows/publish-kernels.yml@refs/tags/v1.0"
 
