@@ -21,9 +21,6 @@ STABLE_CUDA = f"torch-stable-abi210-cu130-{this_platform()}"
 # An op that counts elements, by the C functions of the stable ABI, and an empty Python module.
 SOURCE = SOURCES["counting_op"]
 
-INIT = SOURCES["counting_module"]
-OPS = SOURCES["counting_ops"]
-
 
 Compile = Callable[..., Path]
 Make = Callable[..., Path]
@@ -41,8 +38,8 @@ def assemble(
     parsed = Variant.parse(variant)
     archs = {"archs": ["9.0"]} if parsed.release else {}
     contents = {
-        "__init__.py": INIT if module else "import torch\n",
-        "_ops.py": OPS.format(id=identity(variant)),
+        "__init__.py": SOURCES["counting_module"] if module else "import torch\n",
+        "_ops.py": SOURCES["counting_ops"].format(id=identity(variant)),
         "demo_kernel/__init__.py": "import sys\n",
         **(files or {}),
     }

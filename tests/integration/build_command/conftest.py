@@ -99,9 +99,6 @@ Start = Callable[..., "subprocess.Popen[str]"]
 # Loads the CPU package of a scale project with the client, calls it, and compiles it with torch.compile.
 LOAD = SOURCES["load_by_client"]
 
-# The static assertion keeps the compiler busy for a minute.
-SLOW_SOURCE = SOURCES["slow_source"]
-
 
 def environment(cache: Path, **more: str) -> dict[str, str]:
     """Return the environment of a build with this cache and without the network."""
@@ -254,7 +251,7 @@ def slow_project(copy_project: Copy) -> Path:
     """Return a project with one source that the compiler needs a minute for."""
     project = copy_project("stable-scale")
     source = project / "scale" / "scale_cpu.cpp"
-    source.write_text(source.read_text() + SLOW_SOURCE)
+    source.write_text(source.read_text() + SOURCES["slow_source"])
     flags = '["-fconstexpr-loop-limit=2000000000", "-fconstexpr-ops-limit=100000000000"]'
     replace(project / "build.toml", 'language = "cpp-cpu"', f'language = "cpp-cpu"\ncxx-flags = {flags}')
     return project

@@ -33,9 +33,6 @@ from tests.support.files import write_files, write_program
 from tests.support.places import CPU, CUDA, SOURCES
 from tests.support.programs import run
 
-LOAD_AS_OLD_CLIENTS_DO = SOURCES["load_as_old_clients_do"]
-LOAD_TWO = SOURCES["load_two"]
-
 
 def test_stable_abi_project(copy_project: Copy, kernel_builder: Run) -> None:
     """Variants share binaries; the client loads the result; a second build runs no step."""
@@ -51,7 +48,10 @@ def test_stable_abi_project(copy_project: Copy, kernel_builder: Run) -> None:
     assert "torch-stable-abi210-cpu-aarch64-linux" in missing
 
     assert run_python(LOAD, project) == "[0.0, 2.0, 4.0]"
-    assert run_python(LOAD_AS_OLD_CLIENTS_DO, project / "build" / CPU / "stable_scale" / "__init__.py") == "[6.0]"
+    assert (
+        run_python(SOURCES["load_as_old_clients_do"], project / "build" / CPU / "stable_scale" / "__init__.py")
+        == "[6.0]"
+    )
     metadata = Metadata.read_from_file(project / "build" / CUDA / "metadata.json")
     assert metadata.id == packages[CUDA]["module"]
     assert metadata.backend.archs == ["9.0"]
@@ -75,7 +75,7 @@ def test_a_changed_source_recompiles_itself_and_the_binding_and_both_versions_lo
     # A build removes outputs that no build has used for a month.
     assert not unused.exists()
     assert after["packages"][0]["module"] != before["packages"][0]["module"]
-    assert run_python(LOAD_TWO, project / "one", project / "build") == "2.0 3.0"
+    assert run_python(SOURCES["load_two"], project / "one", project / "build") == "2.0 3.0"
 
     python = project / "torch-ext" / "stable_scale" / "__init__.py"
     python.write_text(python.read_text() + "# changed\n")

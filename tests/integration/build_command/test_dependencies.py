@@ -101,7 +101,6 @@ def test_a_directory_of_another_version_is_refused(copy_project: Copy, cutlass: 
 
 
 BASE = "org/stable-scale"
-TOP = SOURCES["kernel_with_a_dependency"]
 
 
 def test_a_kernel_that_depends_on_compiled_ones(copy_project: Copy, shared_cache: Path, tmp_path: Path) -> None:
@@ -110,7 +109,7 @@ def test_a_kernel_that_depends_on_compiled_ones(copy_project: Copy, shared_cache
     for version in (1, 2):
         versions.append(copy_project("stable-scale", f"scale-v{version}"))
         replace(versions[-1] / "build.toml", "version = 1", f"version = {version}")
-    top = write_project(tmp_path / "top", TOP, "stable-scale")
+    top = write_project(tmp_path / "top", SOURCES["kernel_with_a_dependency"], "stable-scale")
 
     (package,) = kernel_builder.build(top, HF_HUB_CACHE=str(tmp_path / "empty"))["packages"]
     reason = package["skipped-checks"]["load"]

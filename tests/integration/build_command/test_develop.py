@@ -25,7 +25,6 @@ from tests.integration.build_command.conftest import (
 from tests.support.places import CPU, CUDA, SOURCES
 
 REPOSITORY = '[general.hub]\nrepo-id = "org/stable-scale"\n\n[torch]'
-LOAD_BY_NAME = SOURCES["load_by_name"]
 
 
 def test_a_testshell_loads_the_built_package(copy_project: Copy, shared_cache: Path) -> None:
@@ -34,7 +33,7 @@ def test_a_testshell_loads_the_built_package(copy_project: Copy, shared_cache: P
     missing = command(cache, "testshell", project)
     assert missing.returncode == 6 and f"kernel-builder build {project}" in missing.stderr
     Run(cache).build(project, *FOR_CPU)
-    done = command(cache, "testshell", project, "--", "python", "-c", LOAD_BY_NAME)
+    done = command(cache, "testshell", project, "--", "python", "-c", SOURCES["load_by_name"])
     assert done.returncode == 7, done.stderr
     assert done.stdout.split() == [str(project / "build" / CPU / "__init__.py"), "2.0", "3.0"]
 

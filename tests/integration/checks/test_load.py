@@ -115,10 +115,6 @@ def test_a_process_that_is_killed_or_hangs_is_replaced(
         assert report.passed == ("load",), report
 
 
-# A package writes into the memory and the connection of the process that answers, and ends with status 0.
-ANSWERS = SOURCES["forged_answers"]
-
-
 @pytest.mark.attack
 @pytest.mark.parametrize(
     "statement",
@@ -130,7 +126,7 @@ ANSWERS = SOURCES["forged_answers"]
 )
 def test_a_forged_answer_fails_its_own_project(statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernel_builder.checks.load.SECONDS", 5)
-    bad = loading(tmp_path / "bad", "torch-cpu", f"{ANSWERS}\n{statement}")
+    bad = loading(tmp_path / "bad", "torch-cpu", f"{SOURCES['forged_answers']}\n{statement}")
     good = loading(tmp_path / "good", "torch-cpu", "")
     with ProbeProcess() as probe:
         probe.ask(*NOTHING)(60)

@@ -22,9 +22,6 @@ from kernel_builder.toolchain import Toolchains, host_compiler
 from tests.support.files import write_program
 from tests.support.places import CPU, CUDA, SOURCES
 
-# Of the headers' functions, device code has one and host code the other; `-lineinfo` names the headers of both.
-SOURCE = SOURCES["host_and_device_code"]
-
 
 def clang_step(directory: Path, toolchains: Toolchains) -> CompileStep:
     variant = Variant.parse(CUDA.replace("cu130", "cu126"))
@@ -72,7 +69,7 @@ def test_headers_of_gxx_in_another_place(
     directory, elsewhere = copy_project("stable-scale"), tmp_path / "elsewhere"
     settings, source = directory / "build.toml", directory / "scale/scale_cuda.cu"
     settings.write_text(settings.read_text().replace('["9.0"]', '["9.0"]\ncuda-flags = ["-lineinfo"]'))
-    source.write_text(source.read_text() + SOURCE)
+    source.write_text(source.read_text() + SOURCES["host_and_device_code"])
     toolchains = Toolchains()
     usual = clang_step(directory, toolchains)
     expected, headers = compiled(usual, tmp_path / "usual")

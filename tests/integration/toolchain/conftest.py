@@ -23,9 +23,6 @@ from tests.support.places import SOURCES
 
 from .index_server import IndexServer, build_wheels
 
-# The command with another lock than the one that comes with the builder.
-_WITH_LOCK = SOURCES["with_another_lock"]
-
 TABLES = Path(__file__).with_name("tables")
 HEADER_LIBRARIES = tuple(in_table(toml_file.read(TABLES / "header_libraries.toml")))
 COMPONENTS = (*of_torch([Release(2, 10)]), *in_table(toml_file.read(TABLES / "cuda.toml")), *HEADER_LIBRARIES)
@@ -75,7 +72,7 @@ def start(
     """Return a function that starts `kernel-builder toolchain ...`. Processes that still run at the end are killed."""
     lock_file = tmp_path / "lock.json"
     lock_file.write_text(lock.dumps(pinned))
-    command = [sys.executable, "-c", _WITH_LOCK, str(lock_file)]
+    command = [sys.executable, "-c", SOURCES["with_another_lock"], str(lock_file)]
     running: list[subprocess.Popen[str]] = []
 
     def run(*arguments: str, environment: dict[str, str] | None = None, **settings: object) -> subprocess.Popen[str]:

@@ -22,7 +22,6 @@ from tests.support.places import ROOT, SOURCES
 from tests.support.programs import run
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-CONFIG = SOURCES["nix_config"]
 
 
 def _certificates() -> str:
@@ -88,7 +87,7 @@ def nix(tmp_path_factory: pytest.TempPathFactory) -> Nix:
     certificates = str(Path(_certificates()).parent)
     places = ["/bin", "/usr", "/lib", "/lib64", "/etc/alternatives", certificates, sys.prefix, sys.base_prefix]
     paths = " ".join(f"{place}={place}" for place in places if Path(place).exists())
-    write_atomically(root / "nix.conf", CONFIG.format(paths=paths))
+    write_atomically(root / "nix.conf", SOURCES["nix_config"].format(paths=paths))
     return Nix(
         root,
         {

@@ -25,7 +25,6 @@ KernelFlake = Callable[[Path], Path]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
-TESTS = SOURCES["nix_tests"]
 TESTS_CONFIGURATION = """
 def pytest_configure(config):
     config.addinivalue_line("markers", "kernels_ci: the subset that checks a build within a few seconds")
@@ -42,7 +41,7 @@ def scale(kernel_flake: KernelFlake, tmp_path: Path) -> Path:
         "build.toml": config,
         "CARD.md": "# stable-scale\n",
         "tests/conftest.py": TESTS_CONFIGURATION,
-        "tests/test_scale.py": TESTS,
+        "tests/test_scale.py": SOURCES["nix_tests"],
     }
     return kernel_flake(write_files(project, files))
 

@@ -25,9 +25,6 @@ COMPILER = f"{ARM}-gnu-g++"
 
 needs_compiler = pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"{COMPILER} is not installed")
 
-# Loads a package by its directory, as its author may.
-LOAD_DIRECTLY = SOURCES["load_directly"]
-
 
 def _device_code(package: Path) -> bytes:
     (binary,) = package.glob("*.so")
@@ -53,7 +50,7 @@ def test_both_platforms_in_one_build(copy_project: Copy, kernel_builder: Run) ->
     assert _device_code(project / "build" / BY_CLANG) == _device_code(project / "build" / ARM_BY_CLANG)
     assert "cross-compiler" not in (project / "build" / CPU / "metadata.json").read_text()
     assert "this package is for aarch64, and this machine is x86_64" in run_python(
-        LOAD_DIRECTLY, project / "build" / ARM_CPU
+        SOURCES["load_directly"], project / "build" / ARM_CPU
     )
 
     again = kernel_builder(cache, "build", project, "--platform", ARM)

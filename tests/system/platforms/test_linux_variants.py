@@ -65,16 +65,12 @@ def test_every_kernel_builds_with_every_compiler(name: str, tmp_path: Path, kern
             assert {code.arch for code in code_objects.read(binary, reading(binary))} == {"gfx942"}
 
 
-# Calls a kernel, and prints the OpenMP runtimes that the process has.
-CALL = SOURCES["call_of_linux_variants"]
-
-
 @pytest.mark.slow
 def test_the_runtime_libraries_of_a_kernel(copy_project: Copy, kernel_builder: Run) -> None:
     """Symbols of newer C++ headers are linked, state is shared, and OpenMP is Torch's."""
     project = copy_project("cpu-runtime")
     kernel_builder.build(project, "--variant", CPU, cache=default_cache())
-    assert run_python(CALL, project).splitlines() == ["0 0 3", "libgomp.so.1"]
+    assert run_python(SOURCES["call_of_linux_variants"], project).splitlines() == ["0 0 3", "libgomp.so.1"]
     (binary,) = (project / "build" / CPU).glob("*.so")
     versions = {symbol.name: symbol.version for symbol in elf.read(binary).undefined}
     assert (versions["powf"], versions["expf"]) == ("GLIBC_2.2.5", "GLIBC_2.27")

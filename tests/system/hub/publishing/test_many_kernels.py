@@ -26,7 +26,6 @@ from .rehearsal import WORKFLOWS, Rehearsal, evaluate
 REPOSITORY = "org/kernels"
 TOKEN = "token-of-the-job"
 OWNER = "kernels-community"
-TEST = SOURCES["test_of_a_kernel"]
 
 
 def documented() -> list[str]:
@@ -115,7 +114,7 @@ class ManyKernels:
             (project / "scale" / "scale.h").replace(self.root / "kit" / "scale.h")
             (project / "scale" / "scale.h").symlink_to("../../kit/scale.h")
             (project / "tests").mkdir(exist_ok=True)
-            (project / "tests" / "test_load.py").write_text(TEST)
+            (project / "tests" / "test_load.py").write_text(SOURCES["test_of_a_kernel"])
         (self.root / "scripts").mkdir()  # no project
         self.environment = {
             **{key: value for key, value in hub.environment.items() if key not in {"HF_TOKEN", "HF_ENDPOINT"}},

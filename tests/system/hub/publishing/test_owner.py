@@ -21,16 +21,13 @@ from tests.support.torch_process import run_with_torch
 from .conftest import put
 from .test_sign import OPENSSL, make_key
 
-_TOP = SOURCES["module_with_a_dependency"]
-_CARD = SOURCES["card_of_top"]
-
 
 @pytest.fixture
 def top(tmp_path: Path) -> Path:
     """A project that loads the project beside it, `base`, from the same owner."""
     write_project(tmp_path / "base", "def twice(x):\n    return 2 * x\n", owner="kernels-community")
-    project = write_project(tmp_path / "top", _TOP, "base", owner="kernels-community")
-    (project / "CARD.md").write_text(_CARD)
+    project = write_project(tmp_path / "top", SOURCES["module_with_a_dependency"], "base", owner="kernels-community")
+    (project / "CARD.md").write_text(SOURCES["card_of_top"])
     return project
 
 
