@@ -39,11 +39,7 @@ def test_a_published_kernel_loads_through_the_client_and_then_without_a_hub(hub:
     publish_kernel(hub, write_kernel(tmp_path / "two", version=2, factor=3), branch="v2")
     publish_kernel(hub, write_kernel(tmp_path / "three", repo_id="others/twice", factor=4), repo_id="others/twice")
     home = tmp_path / "home"
-    code = f"""
-import torch
-from kernels import get_kernel, get_kernel_variants, has_kernel
-print(get_kernel("{KERNEL}", version=1).twice(torch.ones(1)).item())
-"""
+    code = SOURCES["first_load"].format(KERNEL=KERNEL)
     more = SOURCES["later_loads"].format(KERNEL=KERNEL)
     answer = python(hub, code + more, home).split("\n")
     assert answer[:3] == ["2.0", "3.0", "True"]
@@ -72,23 +68,12 @@ def test_the_command_line_locks_and_downloads_kernels_that_load_without_a_hub(hu
         ["lock", str(project)],
         ["download", str(project), "--all-variants"],
     ]
-    code = f"""
-import sys
-from kernels.cli import main
-for command in {commands!r}:
-    sys.argv[1:] = command
-    main()
-    print("----")
-"""
+    code = SOURCES["kernels_commands"].format(commands=commands)
     versions, info, _, _, _ = python(hub, code, tmp_path / "home").split("----\n")
     assert "1" in versions and json.loads(info)
     assert len(list((tmp_path / "home").rglob(f"{VARIANT}/table.bin"))) == 1
     hub.kill()
-    load = f"""
-import pathlib, torch, kernels
-kernel = kernels.load_kernel("{KERNEL}", lockfile=pathlib.Path({str(project / "kernels.lock")!r}))
-print(kernel.twice(torch.ones(1)).item())
-"""
+    load = SOURCES["load_locked"].format(KERNEL=KERNEL, lock=str(project / "kernels.lock"))
     assert python(hub, load, tmp_path / "home", HF_HUB_OFFLINE="1") == "2.0\n"
 
 
