@@ -7,14 +7,13 @@ from testing import DEVICE
 
 # The arguments of the ops after q and k.
 FORM = {"prefix": 0, "head_dim": 0, "half": False, "heads_first": False, "inverse": False}
-PAIRS = {"frame_pairs": 2, "height_pairs": 1, "width_pairs": 1, "in_turn": False}
 Q, K, WEIGHT = torch.zeros(2, 6, 4, 8), torch.zeros(2, 6, 2, 8), torch.zeros(8)
+PAIRS = {"frame_pairs": 2, "height_pairs": 1, "width_pairs": 1, "in_turn": False}
 TABLES = {"cos": torch.zeros(6, 4), "sin": torch.zeros(6, 4)}
 GRID = {"table": torch.zeros(6, 8, 2), "frames": 1, "height": 2, "width": 3, **PAIRS, **FORM}
 TOKENS = {**TABLES, "rotary_dim": 0, **FORM}
 WEIGHTS = {"q_weight": WEIGHT, "k_weight": WEIGHT, **TABLES}
 GRADIENTS = {"grad_q": Q, "grad_k": K, "of_q_weight": True, "of_k_weight": False, "eps": 1e-6, **WEIGHTS}
-
 
 OF_BOTH = [
     ("q must be float32, float16 or bfloat16", {"q": torch.zeros(2, 6, 4, 8, dtype=torch.float64)}),

@@ -139,14 +139,10 @@ def test_a_build_at_the_same_time_does_not_replace_packages(copy_project: Copy, 
             subprocess.Popen([BUILDER, "build", project, *options], env=environment(tmp_path / f"cache-{project.name}"))
             for project in (first, second)
         ]
-        while not all(is_open(build.pid, out / ".lock") for build in builds):
+        while not all(out / ".lock" in map(Path.resolve, Path(f"/proc/{build.pid}/fd").iterdir()) for build in builds):
             assert not any(build.poll() for build in builds)
             time.sleep(0.05)
     assert sorted(build.wait() for build in builds) == [0, PackageError.exit_code]
-
-
-def is_open(process: int, path: Path) -> bool:
-    return any(descriptor.resolve() == path for descriptor in Path(f"/proc/{process}/fd").iterdir())
 
 
 def test_other_files_in_build_are_kept(copy_project: Copy, kernel_builder: Run, tmp_path: Path) -> None:
