@@ -63,12 +63,12 @@ test: .venv/ready
 	$(MAKE) --jobs=3 lint docs all-tests
 
 all-tests: .venv/ready
-	.venv/bin/python -m pytest -p xdist -p pytest_timeout -p tests.skips tests packages $(KERNELS:%=%/tests) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
+	.venv/bin/python -m pytest -p xdist -p pytest_timeout -p tests.skips --ignore=tests/nightly tests packages $(KERNELS:%=%/tests) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 # Otherwise each of several test processes compiles the same tests and imports. Tests of kernels that are not built fail.
 bytecode: export PYTEST_DISABLE_PLUGIN_AUTOLOAD = 1
 bytecode: .venv/ready
-	.venv/bin/python -m pytest -p pytest_timeout --collect-only -qq tests packages $(KERNELS:%=%/tests) >/dev/null 2>&1 || true
+	.venv/bin/python -m pytest -p pytest_timeout --collect-only -qq --ignore=tests/nightly tests packages $(KERNELS:%=%/tests) >/dev/null 2>&1 || true
 
 packages: .venv/ready
 	.venv/bin/kernel-builder build $(KERNELS) --backend cpu

@@ -15,7 +15,7 @@ from kernel_builder.aot import compiling
 from kernel_builder.backends.rocm import NOT_RUN, ROCM
 from kernel_format.cache_directory import default_cache
 from tests.support.cli import invoke
-from tests.support.places import CUDA
+from tests.support.places import CUDA, SOURCES
 from tests.support.triton_store import require_triton
 from tests.unit.aot.test_declaration import AOT, KERNELS, project
 
@@ -88,12 +88,7 @@ def test_a_kernel_that_cannot_be_compiled_is_an_error(
 
 def test_a_capability_with_too_little_shared_memory_is_named(tmp_path: Path) -> None:
     """The kernel's pipeline has 112 KiB, which 8.0 and 9.0 have, and 8.6 has not."""
-    loop = """    at = tl.arange(0, 64)[:, None] * 64 + tl.arange(0, 64)[None, :]
-    total = tl.zeros((64, 64), tl.float32)
-    for step in range(n):
-        total = tl.dot(tl.load(x_ptr + step * 4096 + at), tl.load(x_ptr + step * 64 + at), total)
-    tl.store(out_ptr + at, total * factor)
-"""
+    loop = SOURCES["loop_of_products"]
     kernels = re.sub(r"    at = .*\n    tl.store.*\n", loop, KERNELS)
     aot = AOT.replace(', "float32"', "").replace('divisible = ["x_ptr", "n"]', 'types = { x_ptr = "*T:16" }')
     aot = re.sub("config = .*", "config = [{ FLAG = false, num_stages = 8 }]", aot)

@@ -78,13 +78,7 @@ def test_the_example_of_the_page() -> None:
 
 
 def test_the_table_of_the_page_turns_a_source_of_load_inline_into_its_example() -> None:
-    before = """
-torch::Tensor scale(const torch::Tensor& x, double factor) {
-  torch::Tensor y = torch::empty_like(x);
-  scale_kernel<<<(x.numel() + 255) / 256, 256, 0, at::cuda::getCurrentCUDAStream()>>>(
-      x.data_ptr<float>(), y.data_ptr<float>(), factor, x.numel());
-  return y;
-}"""
+    before = SOURCES["function_of_load_inline"]
     for old, new in re.findall(r"^\| (`.*) \| (`.*) \|$", PAGE, re.MULTILINE):
         for name, replacement in zip(re.findall("`(.*?)`", old), re.findall("`(.*?)`", new), strict=True):
             before = before.replace(name, replacement)

@@ -29,6 +29,7 @@ from kernel_builder.port.setup_runs import MACHINES
 from kernel_builder.steps import confinement
 from tests.support import programs
 from tests.support.files import write_program
+from tests.support.places import SOURCES
 
 pytestmark = pytest.mark.nightly
 
@@ -41,26 +42,6 @@ SCRIPTS = [
 PROGRAM = Path(__file__).with_name("recorded_setup.py")
 SECONDS = 600
 COMPILERS = [prefix + name for prefix in ("", "x86_64-linux-gnu-") for name in ("c++", "g++", "cc", "gcc")]
-# Records its name, the extension and its arguments, each ended by a unit separator, and creates the output file.
-COMPILER = r"""case " $* " in
-*" --version "* | *" -V "*) echo 'Cuda compilation tools, release 13.0, V13.0.88'; exit ;;
-*" -c "* | *" --c "*)
-    printf '%s\037' "${0##*/}" "$RECORDED_EXTENSION" "$@" >>"$RECORDED_COMMANDS"
-    echo >>"$RECORDED_COMMANDS" ;;
-esac
-for word; do
-    [ "$before" != -o ] || : >"$word"
-    before=$word
-done
-"""
-# Extensions without arguments: their options are those of setuptools and Torch.
-EMPTY = """
-from setuptools import Extension, setup
-from torch.utils.cpp_extension import CUDA_HOME, BuildExtension, CppExtension, CUDAExtension
-extensions = [Extension("a", ["a.cpp"]), CppExtension("b", ["a.cpp"])]
-extensions += [CUDAExtension("c", ["a.cpp", "b.cu"])] if CUDA_HOME else []
-setup(name="empty", ext_modules=extensions, cmdclass={"build_ext": BuildExtension})
-"""
 
 
 @dataclass(frozen=True)
@@ -80,7 +61,7 @@ def recorded(script: Path, scratch: Path) -> list[Commands]:
     checkout = next((path for path in script.parents if (path / ".git").exists()), script.parent)
     home = scratch / "cuda"
     for program in (home / "bin/nvcc", *(scratch / "bin" / name for name in COMPILERS)):
-        write_program(program, COMPILER)
+        write_program(program, SOURCES["recording_compiler"])
     write_program(scratch / "bin/git", f"echo {'0' * 40}")
     requests = []
     for number, machine in enumerate(MACHINES):
@@ -210,7 +191,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> list[Counter[str]]:
     """The options that setuptools and Torch add to commands, on each machine."""
     directory = tmp_path_factory.mktemp("known")
     (directory / "project").mkdir()
-    (directory / "project/setup.py").write_text(EMPTY)
+    (directory / "project/setup.py").write_text(SOURCES["setup_without_options"])
     options = []
     for commands in recorded(directory / "project/setup.py", directory):
         options.append(Counter[str]())

@@ -10,8 +10,6 @@ import pytest
 
 from tests.support.places import PROJECTS, SOURCES
 
-_PROBLEM = SOURCES["problem"]
-
 
 @pytest.fixture
 def copy_project(tmp_path: Path) -> Callable[..., Path]:
@@ -56,5 +54,5 @@ def problem(tmp_path: Path) -> Path:
     """Return a task in the form of KernelBench."""
     file = tmp_path / "level1" / "7_Linear.py"
     file.parent.mkdir()
-    file.write_text(_PROBLEM)
+    file.write_text(SOURCES["problem"])
     return file

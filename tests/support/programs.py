@@ -16,7 +16,7 @@ def run(*command: str | Path, **options: Any) -> str:
     return done.stdout
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 10) -> bool:
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> bool:
     """Return whether a condition becomes true within a time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -5,20 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.files import write_files
-
-_BUILD_TOML = """\
-[general]
-name = "{name}"
-version = 1
-edition = 6
-license = "apache-2.0"
-backends = ["cpu"]
-{depends}
-[general.hub]
-repo-id = "{owner}/{name}"
-
-[torch-noarch]
-"""
+from tests.support.places import SOURCES
 
 
 def write_project(directory: Path, python: str = "", *depends: str, owner: str = "org") -> Path:
@@ -26,4 +13,4 @@ def write_project(directory: Path, python: str = "", *depends: str, owner: str =
     listed = ", ".join(f'{{ repo-id = "{owner}/{name}", version = 1 }}' for name in depends)
     values = {"name": directory.name, "owner": owner, "depends": f"kernel-depends = [{listed}]\n" if depends else ""}
     init = f"torch-ext/{directory.name}/__init__.py"
-    return write_files(directory, {init: python, "build.toml": _BUILD_TOML.format(**values)})
+    return write_files(directory, {init: python, "build.toml": SOURCES["python_build_toml"].format(**values)})

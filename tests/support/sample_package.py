@@ -21,24 +21,6 @@ STABLE_CUDA = f"torch-stable-abi210-cu130-{this_platform()}"
 # An op that counts elements, by the C functions of the stable ABI, and an empty Python module.
 SOURCE = SOURCES["counting_op"]
 
-INIT = """import torch
-
-from ._ops import add_op_namespace_prefix, ops
-
-torch.library.register_fake(add_op_namespace_prefix("count"))(lambda x: 0)
-assert ops.count(torch.ones(3)) == 3
-"""
-OPS = """import torch
-
-from . import {id}
-
-ops = torch.ops.{id}
-
-
-def add_op_namespace_prefix(name):
-    return f"{id}::{{name}}"
-"""
-
 
 Compile = Callable[..., Path]
 Make = Callable[..., Path]
@@ -56,8 +38,8 @@ def assemble(
     parsed = Variant.parse(variant)
     archs = {"archs": ["9.0"]} if parsed.release else {}
     contents = {
-        "__init__.py": INIT if module else "import torch\n",
-        "_ops.py": OPS.format(id=identity(variant)),
+        "__init__.py": SOURCES["counting_module"] if module else "import torch\n",
+        "_ops.py": SOURCES["counting_ops"].format(id=identity(variant)),
         "demo_kernel/__init__.py": "import sys\n",
         **(files or {}),
     }

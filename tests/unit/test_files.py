@@ -14,17 +14,13 @@ from kernel_format import files
 from kernel_format.files import replacing, temporary_directory
 from tests.support.places import SOURCES
 
-KEEPS_ONE = SOURCES["keeps_a_directory"]
-
-WRITES_A_FILE = SOURCES["is_killed_while_it_writes"]
-
 
 @pytest.mark.parametrize("before", [None, "old"])
 def test_a_process_that_is_killed_while_it_writes_leaves_nothing(tmp_path: Path, before: str | None) -> None:
     path = tmp_path / "file"
     if before:
         path.write_text(before)
-    done = subprocess.run([sys.executable, "-c", WRITES_A_FILE, path], check=False)
+    done = subprocess.run([sys.executable, "-c", SOURCES["is_killed_while_it_writes"], path], check=False)
     assert done.returncode == -signal.SIGKILL
     assert {entry.name: entry.read_text() for entry in tmp_path.iterdir()} == ({"file": before} if before else {})
     with replacing(path, mode=0o640) as file:
@@ -40,7 +36,10 @@ def test_what_a_killed_process_has_left_is_removed(tmp_path: Path, monkeypatch: 
     (tmp_path / "kernel-builder-other").mkdir()
     (tmp_path / "linked").mkdir()
     (tmp_path / "kernel-builder-tmp-link").symlink_to(tmp_path / "linked")
-    processes = [subprocess.Popen([sys.executable, "-c", KEEPS_ONE], stdout=subprocess.PIPE, text=True) for _ in "ab"]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", SOURCES["keeps_a_directory"]], stdout=subprocess.PIPE, text=True)
+        for _ in "ab"
+    ]
     try:
         left, kept = (Path(process.stdout.readline().strip()) for process in processes if process.stdout)
         processes[0].kill()

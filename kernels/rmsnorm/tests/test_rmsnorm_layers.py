@@ -16,38 +16,32 @@ def test_layer(eps, affine):
 
 
 class LlamaNorm(torch.nn.Module):
-    """The norm of transformers."""
+    """The norm of transformers, whose subclasses are those of other models."""
+
+    epsilon = "variance_epsilon"
 
     def __init__(self, size, eps=1e-6):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.randn(size))
-        self.variance_epsilon = eps
+        setattr(self, self.epsilon, eps)
+
+    def normed(self, x):
+        return x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + getattr(self, self.epsilon))
 
     def forward(self, hidden_states):
-        normed = hidden_states.float()
-        normed = normed * torch.rsqrt(normed.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-        return self.weight * normed.to(hidden_states.dtype)
+        return self.weight * self.normed(hidden_states).to(hidden_states.dtype)
 
 
 class Olmo2Norm(LlamaNorm):
     def forward(self, hidden_states):
-        normed = hidden_states.float()
-        normed = normed * torch.rsqrt(normed.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-        return (self.weight * normed).to(hidden_states.dtype)
+        return (self.weight * self.normed(hidden_states)).to(hidden_states.dtype)
 
 
-class GemmaNorm(torch.nn.Module):
-    """The norm of transformers."""
-
-    def __init__(self, size, eps=1e-6):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.randn(size))
-        self.eps = eps
+class GemmaNorm(LlamaNorm):
+    epsilon = "eps"
 
     def forward(self, x):
-        normed = x.float()
-        normed = normed * torch.rsqrt(normed.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (normed * (1.0 + self.weight.float())).type_as(x)
+        return (self.normed(x) * (1.0 + self.weight.float())).type_as(x)
 
 
 class DiffusersNorm(torch.nn.Module):

@@ -19,6 +19,7 @@ from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
 
 from tests.support.alternating_proxy import alternating_proxy
 from tests.support.loopback import write_certificate
+from tests.support.places import SOURCES
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, write_kernel
 from tests.support.torch_process import run_with_torch
@@ -38,21 +39,8 @@ def test_a_published_kernel_loads_through_the_client_and_then_without_a_hub(hub:
     publish_kernel(hub, write_kernel(tmp_path / "two", version=2, factor=3), branch="v2")
     publish_kernel(hub, write_kernel(tmp_path / "three", repo_id="others/twice", factor=4), repo_id="others/twice")
     home = tmp_path / "home"
-    code = f"""
-import torch
-from kernels import get_kernel, get_kernel_variants, has_kernel
-print(get_kernel("{KERNEL}", version=1).twice(torch.ones(1)).item())
-"""
-    more = f"""
-print(get_kernel("{KERNEL}", version=2).twice(torch.ones(1)).item())
-print(has_kernel("{KERNEL}", version=1))
-print([variant.variant.variant_str for variant in get_kernel_variants("{KERNEL}", version=1)])
-try:
-    get_kernel("others/twice", version=1)
-except ValueError as error:
-    print(error)
-print(get_kernel("others/twice", version=1, trust_remote_code=True).twice(torch.ones(1)).item())
-"""
+    code = SOURCES["first_load"].format(KERNEL=KERNEL)
+    more = SOURCES["later_loads"].format(KERNEL=KERNEL)
     answer = python(hub, code + more, home).split("\n")
     assert answer[:3] == ["2.0", "3.0", "True"]
     assert VARIANT in answer[3]
@@ -80,23 +68,12 @@ def test_the_command_line_locks_and_downloads_kernels_that_load_without_a_hub(hu
         ["lock", str(project)],
         ["download", str(project), "--all-variants"],
     ]
-    code = f"""
-import sys
-from kernels.cli import main
-for command in {commands!r}:
-    sys.argv[1:] = command
-    main()
-    print("----")
-"""
+    code = SOURCES["kernels_commands"].format(commands=commands)
     versions, info, _, _, _ = python(hub, code, tmp_path / "home").split("----\n")
     assert "1" in versions and json.loads(info)
     assert len(list((tmp_path / "home").rglob(f"{VARIANT}/table.bin"))) == 1
     hub.kill()
-    load = f"""
-import pathlib, torch, kernels
-kernel = kernels.load_kernel("{KERNEL}", lockfile=pathlib.Path({str(project / "kernels.lock")!r}))
-print(kernel.twice(torch.ones(1)).item())
-"""
+    load = SOURCES["load_locked"].format(KERNEL=KERNEL, lock=str(project / "kernels.lock"))
     assert python(hub, load, tmp_path / "home", HF_HUB_OFFLINE="1") == "2.0\n"
 
 
@@ -132,27 +109,7 @@ def test_the_older_client_reads_and_manages_repositories(
 ) -> None:
     older_client = installed(pytestconfig, "huggingface_hub==1.33.0")
     publish_kernel(hub, write_kernel(tmp_path / "one"))
-    code = f"""
-import huggingface_hub
-from huggingface_hub import HfApi
-assert huggingface_hub.__version__ == "1.33.0", huggingface_hub.__version__
-api = HfApi()
-print(api.whoami()["name"], [ref.name for ref in api.list_repo_refs("{KERNEL}", repo_type="kernel").branches])
-path = api.snapshot_download("{KERNEL}", repo_type="kernel", revision="v1", allow_patterns="build/*")
-print([item.path for item in api.list_repo_tree("{KERNEL}", "build/{VARIANT}", repo_type="kernel", revision="v1")])
-print(api.create_repo("kernels-community/older", repo_type="kernel").repo_id)
-api.create_branch("kernels-community/older", branch="v1", repo_type="kernel")
-api.create_tag("kernels-community/older", tag="v1.0", repo_type="kernel")
-api.delete_tag("kernels-community/older", tag="v1.0", repo_type="kernel")
-api.delete_branch("kernels-community/older", branch="v1", repo_type="kernel")
-api.move_repo("kernels-community/older", "kernels-community/old", repo_type="kernel")
-try:
-    api.create_commit("kernels-community/old", [], commit_message="m", repo_type="kernel")
-except ValueError as error:
-    print(error)  # the client itself refuses
-api.delete_repo("kernels-community/old", repo_type="kernel")
-print(api.repo_exists("kernels-community/old", repo_type="kernel"))
-"""
+    code = SOURCES["older_client"].format(KERNEL=KERNEL, VARIANT=VARIANT)
     answer = python(hub, code, tmp_path / "home", PYTHONPATH=str(older_client))
     assert "['main', 'v1']" in answer and "table.bin" in answer and "kernels-community/older" in answer
     assert "Invalid repo type" in answer and answer.endswith("False\n")
@@ -258,19 +215,7 @@ def test_large_files_without_xet(start_hub: Callable[..., RunningHub], tmp_path:
     folder = write_kernel(tmp_path / "one")
     large = os.urandom(20_000_000)
     (folder / "build" / VARIANT / "large.so").write_bytes(large)
-    code = f"""
-import time, pathlib
-from huggingface_hub import HfApi, snapshot_download
-api = HfApi()
-api.create_repo("{KERNEL}", repo_type="kernel")
-began = time.monotonic()
-api.upload_folder(folder_path={str(folder)!r}, repo_id="{KERNEL}", repo_type="kernel")
-api.upload_file(path_or_fileobj=b"\\0" * 3_000_000, path_in_repo="zeros", repo_id="{KERNEL}", repo_type="kernel")
-path = snapshot_download("{KERNEL}", repo_type="kernel", allow_patterns="build/{VARIANT}/*")
-name = "build/{VARIANT}/large.so"
-assert pathlib.Path(path, name).read_bytes() == pathlib.Path({str(folder)!r}, name).read_bytes()
-print(time.monotonic() - began)
-"""
+    code = SOURCES["large_files"].format(KERNEL=KERNEL, VARIANT=VARIANT, folder=str(folder))
     certificate = write_certificate(tmp_path)
     environment = {"HF_HUB_DISABLE_XET": "0", "SSL_CERT_FILE": str(certificate)}
     with alternating_proxy([hub.url], certificate) as url:

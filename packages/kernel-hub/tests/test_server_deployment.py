@@ -40,12 +40,13 @@ def behind_nginx(tmp_path: Path) -> Iterator[Callable[..., str]]:
     with ExitStack() as started:
 
         def start(hub: RunningHub, *replaced: tuple[str, str]) -> str:
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                port = free.getsockname()[1]
+            reserved = started.enter_context(socket.socket())  # until nginx ends: no other process gets its port
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            reserved.bind(("127.0.0.1", 0))
+            port = reserved.getsockname()[1]
             site = (DEPLOY / "nginx.conf").read_text()
             for name, value in (
-                ("listen 443 ssl;", f"listen 127.0.0.1:{port};"),
+                ("listen 443 ssl;", f"listen 127.0.0.1:{port} reuseport;"),
                 ("    ssl_certificate /etc/ssl/hub.example.org.pem;\n", ""),
                 ("    ssl_certificate_key /etc/ssl/hub.example.org.key;\n", ""),
                 *replaced,

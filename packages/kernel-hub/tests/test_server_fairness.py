@@ -23,7 +23,7 @@ from kernel_hub.http.turns import current_request
 from kernel_hub.hub_service import Hub
 from kernel_hub.repositories.index import IndexedRepository
 from kernel_hub.settings import Settings
-from kernel_hub.storage.disk import repository_lock
+from kernel_hub.storage.disk import LOCK_SECONDS, repository_lock
 from kernel_hub.tokens import Caller
 from tests.support.running_hub import RunningHub
 
@@ -114,7 +114,7 @@ def test_no_caller_waits_for_the_locks_of_another(tmp_path: Path) -> None:
                 for _ in range(70):
                     tasks.start_soon(partial(ask, app, "/api/kernels/foreign/one/commit/main", other, body=body))
                 await anyio.sleep(2)
-                with anyio.fail_after(10):
+                with anyio.fail_after(LOCK_SECONDS - 10):
                     await ask(app, "/api/kernels/a/one", owner)
                     await ask(app, "/api/kernels/a/one/commit/main", owner, body=body)
                     await ask(app, "/kernels/a/one/resolve/main/x")

@@ -16,39 +16,8 @@ HERE = Path(__file__).parent
 CPU = "cpu"
 SMALL_TASKS = toml_file.read(HERE / "small_tasks.toml")
 STATES, TASKS = SMALL_TASKS["state"], SMALL_TASKS["task"]
-TASK = """import torch
-
-{sizes}
-
-class Model(torch.nn.Module):
-    def __init__(self, columns=80):
-        super().__init__()
-        {state}
-
-    def forward(self, x, y=None):
-        return {body}
-
-
-def get_inputs():
-    return [{inputs}]
-
-
-def get_init_inputs():
-    return []
-"""
-PROJECT_CANDIDATE = """
-from pathlib import Path
-
-import torch
-from kernels import get_local_kernel
-
-kernel = get_local_kernel(Path(__file__).parent, backend="cuda" if torch.cuda.is_available() else "cpu")
-
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        return kernel.scaled(x, 3.0)
-"""
+TASK = SMALL_TASKS["template"]
+PROJECT_CANDIDATE = SMALL_TASKS["project_candidate"]
 
 
 class Sample(NamedTuple):

@@ -25,20 +25,10 @@ from kernel_sandbox import sandbox
 from kernel_tasks import read_task
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-MODEL = """import torch
-
-
-class ModelNew(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        {state}
-
-    def forward(self, x):
-        return {body}
-"""
 NONE, OUTSIDE = "pass", "wrong-outside-inputs"
 SIZES, RAND = "rows = 24\ncolumns = 40\n", "torch.rand(rows, columns)"
 TABLE = toml_file.read(HERE / "outside_inputs.toml")
+MODEL = TABLE["model"]
 
 Rejected = Callable[[Path, Path], tuple[str, str, list[str]]]
 

@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -27,15 +29,23 @@ pytestmark = pytest.mark.attack
 CANDIDATES = toml_file.read(Path(__file__).with_name("worker_candidates.toml"))
 
 
-def test_an_answer_that_never_ends_has_a_deadline(tmp_path: Path) -> None:
-    candidate = tmp_path / "candidate.py"
-    candidate.write_text(CANDIDATES["drips"])
-    with WorkerProcess(PROCESS, "cpu", readable=[tmp_path]) as worker:
+@contextmanager
+def worker_of(directory: Path, text: str, kind: str, *, readable: Sequence[Path] = ()) -> Iterator[WorkerProcess]:
+    """A worker that is ready, with a candidate in `candidate.py` of the directory."""
+    (directory / "candidate.py").write_text(text)
+    with WorkerProcess(kind, "cpu", readable=[directory, *readable]) as worker:
         worker.ready(120)
-        started = time.monotonic()
-        with pytest.raises(WorkerFailure) as failed:
-            worker.ask("load", str(candidate), "ModelNew", seconds=3)
-        assert failed.value.kind == "timeout" and time.monotonic() - started < 10
+        yield worker
+
+
+def load(worker: WorkerProcess, directory: Path, seconds: float = 120) -> None:
+    worker.ask("load", str(directory / "candidate.py"), "ModelNew", seconds=seconds)
+
+
+def test_an_answer_that_never_ends_has_a_deadline(tmp_path: Path) -> None:
+    with worker_of(tmp_path, CANDIDATES["drips"], PROCESS) as worker, pytest.raises(WorkerFailure) as failed:
+        load(worker, tmp_path, 1)
+    assert failed.value.kind == "timeout"
 
 
 @pytest.fixture(params=[LANDLOCK, PROCESS, BUBBLEWRAP, "docker"])
@@ -50,9 +60,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 def test_a_process_that_has_left_the_workers_group_is_suspended_too(kind: str, tmp_path: Path) -> None:
-    candidate = tmp_path / "candidate.py"
-    candidate.write_text(CANDIDATES["writes"])
-    with WorkerProcess(kind, "cpu", readable=[tmp_path]) as worker:
+    with worker_of(tmp_path, CANDIDATES["writes"], kind) as worker:
         written = worker.scratch / "written"
 
         def grows_within(seconds: float) -> bool:
@@ -61,8 +69,7 @@ def test_a_process_that_has_left_the_workers_group_is_suspended_too(kind: str, t
                 time.sleep(0.01)
             return written.stat().st_size > before
 
-        worker.ready(120)
-        worker.ask("load", str(candidate), "ModelNew", seconds=120)
+        load(worker, tmp_path)
         while not written.exists():
             time.sleep(0.01)
         worker.stop()
@@ -88,11 +95,8 @@ def test_a_suspended_process_ends_with_a_killed_judge(kind: str) -> None:
 
 @pytest.mark.parametrize("waking", CANDIDATES["waking"])
 def test_a_process_that_something_wakes_while_it_is_suspended_is_noticed(waking: str, tmp_path: Path) -> None:
-    candidate = tmp_path / "candidate.py"
-    candidate.write_text(CANDIDATES["timer"] + CANDIDATES["waking"][waking])
-    with WorkerProcess(sandbox.strongest(), "cpu", readable=[tmp_path]) as worker:
-        worker.ready(120)
-        worker.ask("load", str(candidate), "ModelNew", seconds=120)
+    with worker_of(tmp_path, CANDIDATES["timer"] + CANDIDATES["waking"][waking], sandbox.strongest()) as worker:
+        load(worker, tmp_path)
         written = worker.scratch / "written"
         while not written.exists():
             time.sleep(0.01)
@@ -131,12 +135,9 @@ def test_a_candidate_cannot_exhaust_the_machine(name: str, tmp_path: Path, monke
     monkeypatch.setattr(worker_process, "MOST_MEMORY", 1 << 30)
     monkeypatch.setattr(worker_process, "MOST_DISK", 200 << 20)
     monkeypatch.setattr(worker_process, "MOST_PROCESSES", 40)
-    candidate = tmp_path / "candidate.py"
-    candidate.write_text(f"{MODEL}{exhausting['statements']}\n")
-    with WorkerProcess(sandbox.strongest(), "cpu", readable=[tmp_path]) as worker:
-        worker.ready(120)
+    with worker_of(tmp_path, f"{MODEL}{exhausting['statements']}\n", sandbox.strongest()) as worker:
         with pytest.raises(WorkerFailure, match=exhausting["message"]) as caught:
-            worker.ask("load", str(candidate), "ModelNew", seconds=60)
+            load(worker, tmp_path)
         assert worker.inputs.raw(1).clone().numel() == 1, "the judge can read its memory"
     assert caught.value.kind == exhausting["kind"]
 
@@ -146,15 +147,11 @@ def test_a_candidate_reaches_nothing_of_the_machine(kind: str, tmp_path: Path, m
     for name in SECRETS:
         monkeypatch.setenv(name, "x")
     with Outside() as outside:
-        candidate = tmp_path / "candidate.py"
         tries = f"raise OSError(*inside_attacks.succeeded({outside.targets!r}), *{SECRETS!r} & {{*os.environ}})\n"
-        candidate.write_text(
-            f"import os\nimport sys\nsys.path.append({str(outside.directory)!r})\nimport inside_attacks\n{tries}"
-        )
-        with WorkerProcess(kind, "cpu", readable=[tmp_path, outside.directory]) as worker:
-            worker.ready(120)
-            with pytest.raises(WorkerFailure) as caught:
-                worker.ask("load", str(candidate), "ModelNew", seconds=60)
+        text = f"import os\nimport sys\nsys.path.append({str(outside.directory)!r})\nimport inside_attacks\n{tries}"
+        worker = worker_of(tmp_path, text, kind, readable=[outside.directory])
+        with worker as ready, pytest.raises(WorkerFailure) as caught:
+            load(ready, tmp_path)
         reached = outside.real(re.findall(r"'([\w-]+)'", str(caught.value)))
     assert OWN_FILE in reached
     files = METADATA | {"read", "write", "truncate", "open-truncate", "rename", "directory", "pipe", "home"}

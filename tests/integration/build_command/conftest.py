@@ -5,8 +5,10 @@ The builds use the real compilers.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -97,9 +99,6 @@ Start = Callable[..., "subprocess.Popen[str]"]
 # Loads the CPU package of a scale project with the client, calls it, and compiles it with torch.compile.
 LOAD = SOURCES["load_by_client"]
 
-# The static assertion keeps the compiler busy for a minute.
-SLOW_SOURCE = SOURCES["slow_source"]
-
 
 def environment(cache: Path, **more: str) -> dict[str, str]:
     """Return the environment of a build with this cache and without the network."""
@@ -151,9 +150,17 @@ def working_in(directory: Path) -> dict[int, str]:
     return commands
 
 
-def compiling(cache: Path) -> Callable[[], bool]:
-    """Return a condition: a compiler that works in this cache compiles scale_cpu.cpp."""
-    return lambda: any("cc1plus" in command and "scale_cpu.cpp" in command for command in working_in(cache).values())
+def compiling(cache: Path, *signals: signal.Signals) -> Callable[[], bool]:
+    """Return a condition: a compiler that works in this cache compiles scale_cpu.cpp. It gets the signals."""
+    name = re.compile("cc1plus.*scale_cpu.cpp")
+
+    def is_compiling() -> bool:
+        found = [number for number, command in working_in(cache).items() if name.search(command)]
+        for number, sent in itertools.product(found, signals):
+            os.kill(number, sent)
+        return bool(found)
+
+    return is_compiling
 
 
 def assert_whole(project: Path, cache: Path, undisturbed: dict[str, bytes | str]) -> None:
@@ -244,7 +251,7 @@ def slow_project(copy_project: Copy) -> Path:
     """Return a project with one source that the compiler needs a minute for."""
     project = copy_project("stable-scale")
     source = project / "scale" / "scale_cpu.cpp"
-    source.write_text(source.read_text() + SLOW_SOURCE)
+    source.write_text(source.read_text() + SOURCES["slow_source"])
     flags = '["-fconstexpr-loop-limit=2000000000", "-fconstexpr-ops-limit=100000000000"]'
     replace(project / "build.toml", 'language = "cpp-cpu"', f'language = "cpp-cpu"\ncxx-flags = {flags}')
     return project

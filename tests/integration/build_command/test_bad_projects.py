@@ -63,10 +63,6 @@ def without_sources(project: Path) -> None:
     (project / "torch-ext/torch_binding.h").touch()
 
 
-def with_files(*names: str) -> Edit:
-    return lambda project: write_files(project / PACKAGE, names)
-
-
 def unchanged(project: Path) -> None:
     pass
 
@@ -87,7 +83,7 @@ MISTAKES = [
     ("cpu", without_sources, "[torch] src", "nothing to compile", "registers the functions"),
     ("cpu", lambda project: os.mkfifo(project / PACKAGE / "x.py"), "x.py", "is not a file: a pipe", ""),
     *(
-        ("cpu", with_files(*names), PACKAGE, message, "rename it")
+        ("cpu", lambda project, names=names: write_files(project / PACKAGE, names), PACKAGE, message, "rename it")
         for names, message in (
             (["n\udcff.py"], "cannot be shown"),
             (["a\nb.py"], r"'a\nb.py' has characters that cannot be shown"),

@@ -33,9 +33,6 @@ from tests.support.files import write_files, write_program
 from tests.support.places import CPU, CUDA, SOURCES
 from tests.support.programs import run
 
-LOAD_AS_OLD_CLIENTS_DO = SOURCES["load_as_old_clients_do"]
-LOAD_TWO = SOURCES["load_two"]
-
 
 def test_stable_abi_project(copy_project: Copy, kernel_builder: Run) -> None:
     """Variants share binaries; the client loads the result; a second build runs no step."""
@@ -51,7 +48,10 @@ def test_stable_abi_project(copy_project: Copy, kernel_builder: Run) -> None:
     assert "torch-stable-abi210-cpu-aarch64-linux" in missing
 
     assert run_python(LOAD, project) == "[0.0, 2.0, 4.0]"
-    assert run_python(LOAD_AS_OLD_CLIENTS_DO, project / "build" / CPU / "stable_scale" / "__init__.py") == "[6.0]"
+    assert (
+        run_python(SOURCES["load_as_old_clients_do"], project / "build" / CPU / "stable_scale" / "__init__.py")
+        == "[6.0]"
+    )
     metadata = Metadata.read_from_file(project / "build" / CUDA / "metadata.json")
     assert metadata.id == packages[CUDA]["module"]
     assert metadata.backend.archs == ["9.0"]
@@ -75,7 +75,7 @@ def test_a_changed_source_recompiles_itself_and_the_binding_and_both_versions_lo
     # A build removes outputs that no build has used for a month.
     assert not unused.exists()
     assert after["packages"][0]["module"] != before["packages"][0]["module"]
-    assert run_python(LOAD_TWO, project / "one", project / "build") == "2.0 3.0"
+    assert run_python(SOURCES["load_two"], project / "one", project / "build") == "2.0 3.0"
 
     python = project / "torch-ext" / "stable_scale" / "__init__.py"
     python.write_text(python.read_text() + "# changed\n")
@@ -139,14 +139,10 @@ def test_a_build_at_the_same_time_does_not_replace_packages(copy_project: Copy, 
             subprocess.Popen([BUILDER, "build", project, *options], env=environment(tmp_path / f"cache-{project.name}"))
             for project in (first, second)
         ]
-        while not all(is_open(build.pid, out / ".lock") for build in builds):
+        while not all(out / ".lock" in map(Path.resolve, Path(f"/proc/{build.pid}/fd").iterdir()) for build in builds):
             assert not any(build.poll() for build in builds)
             time.sleep(0.05)
     assert sorted(build.wait() for build in builds) == [0, PackageError.exit_code]
-
-
-def is_open(process: int, path: Path) -> bool:
-    return any(descriptor.resolve() == path for descriptor in Path(f"/proc/{process}/fd").iterdir())
 
 
 def test_other_files_in_build_are_kept(copy_project: Copy, kernel_builder: Run, tmp_path: Path) -> None:

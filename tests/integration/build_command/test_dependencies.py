@@ -10,7 +10,7 @@ from kernel_builder import elf
 from kernel_format.errors import ConfigError, ToolchainError, VariantError
 from tests.integration.build_command.conftest import FOR_CPU, Copy, Run, replace
 from tests.support.files import write_files
-from tests.support.places import CPU, CUDA
+from tests.support.places import CPU, CUDA, SOURCES
 from tests.support.python_project import write_project
 
 # The files of CUTLASS that the code below uses.
@@ -101,15 +101,6 @@ def test_a_directory_of_another_version_is_refused(copy_project: Copy, cutlass: 
 
 
 BASE = "org/stable-scale"
-TOP = """\
-from kernels import get_kernel_dep
-
-base = get_kernel_dep("org/stable-scale")
-
-
-def doubled(x):
-    return base.scaled(x, 2.0)
-"""
 
 
 def test_a_kernel_that_depends_on_compiled_ones(copy_project: Copy, shared_cache: Path, tmp_path: Path) -> None:
@@ -118,7 +109,7 @@ def test_a_kernel_that_depends_on_compiled_ones(copy_project: Copy, shared_cache
     for version in (1, 2):
         versions.append(copy_project("stable-scale", f"scale-v{version}"))
         replace(versions[-1] / "build.toml", "version = 1", f"version = {version}")
-    top = write_project(tmp_path / "top", TOP, "stable-scale")
+    top = write_project(tmp_path / "top", SOURCES["kernel_with_a_dependency"], "stable-scale")
 
     (package,) = kernel_builder.build(top, HF_HUB_CACHE=str(tmp_path / "empty"))["packages"]
     reason = package["skipped-checks"]["load"]

@@ -22,17 +22,9 @@ from tests.integration.build_command.conftest import (
     replace,
     run_python,
 )
-from tests.support.places import CPU, CUDA
+from tests.support.places import CPU, CUDA, SOURCES
 
 REPOSITORY = '[general.hub]\nrepo-id = "org/stable-scale"\n\n[torch]'
-LOAD_BY_NAME = """
-import sys, torch
-from kernels import get_kernel
-import stable_scale
-kernel = get_kernel("org/stable-scale", version=1)
-print(kernel.__file__, kernel.scaled(torch.ones(1), 2.0).item(), stable_scale.scaled(torch.ones(1), 3.0).item())
-sys.exit(7)
-"""
 
 
 def test_a_testshell_loads_the_built_package(copy_project: Copy, shared_cache: Path) -> None:
@@ -41,7 +33,7 @@ def test_a_testshell_loads_the_built_package(copy_project: Copy, shared_cache: P
     missing = command(cache, "testshell", project)
     assert missing.returncode == 6 and f"kernel-builder build {project}" in missing.stderr
     Run(cache).build(project, *FOR_CPU)
-    done = command(cache, "testshell", project, "--", "python", "-c", LOAD_BY_NAME)
+    done = command(cache, "testshell", project, "--", "python", "-c", SOURCES["load_by_name"])
     assert done.returncode == 7, done.stderr
     assert done.stdout.split() == [str(project / "build" / CPU / "__init__.py"), "2.0", "3.0"]
 

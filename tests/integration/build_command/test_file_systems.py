@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.build_command.conftest import BUILDER, FOR_CPU, Copy, NewCache, environment, snapshot, untouched
-from tests.support.places import CPU
+from tests.support.places import CPU, SOURCES
 
 pytestmark = pytest.mark.attack
 
@@ -62,14 +62,9 @@ def test_disk_full_while_assembling(copy_project: Copy, cache: Path, tmp_path: P
     package = project / "torch-ext" / "python_only"
     (package / "tables.py").write_text("# " + "x" * (64 * 1024))
     before, after = tmp_path / "before", tmp_path / "after"
-    script = f"""
-mount -t tmpfs -o size=64k none {out}
-mkdir -p {out}/torch-cpu; echo old > {out}/torch-cpu/metadata.json
-cp -a {out} {before}
-{BUILDER} build {project} --out {out} --no-load --json && exit 100 || code=$?
-cp -a {out} {after}
-exit $code
-"""
+    script = SOURCES["build_on_a_full_disk"].format(
+        out=out, before=before, after=after, project=project, BUILDER=BUILDER
+    )
     done = in_namespace(script, cache)
     answer = json.loads(done.stdout)
     assert (done.returncode, answer["error"]) == (6, "PackageError"), answer

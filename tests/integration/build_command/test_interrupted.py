@@ -60,9 +60,9 @@ def test_a_signal_stops_the_build_and_its_compilers(
     """On Ctrl-C or SIGTERM the builder and its compilers end before the compile does, without a traceback."""
     with untouched(slow_project):
         process = start(cache, slow_project)
-        assert wait_for(compiling(cache), 30)
+        assert wait_for(compiling(cache))
         (os.killpg if group else os.kill)(process.pid, how)
-        stdout, stderr = process.communicate(timeout=20)
+        stdout, stderr = process.communicate()
     assert process.returncode in {1, 128 + how}, (process.returncode, stderr)
     assert stdout == ""
     assert "Traceback" not in stderr
@@ -72,10 +72,10 @@ def test_a_signal_stops_the_build_and_its_compilers(
 
 def test_compilers_of_a_killed_build_end_with_it(slow_project: Path, cache: Path, start: Start) -> None:
     process = start(cache, slow_project)
-    assert wait_for(compiling(cache), 30)
+    assert wait_for(compiling(cache))
     process.kill()
     process.wait()
-    assert wait_for(lambda: working_in(cache) == {}, 5)
+    assert wait_for(lambda: working_in(cache) == {}, 30), "the compile would take a minute"
 
 
 @pytest.mark.slow
@@ -98,9 +98,10 @@ def test_a_python_file_that_changes_during_the_build_is_an_error(slow_project: P
     """The name of a binary is a digest that includes the Python files, so they must not change during the build."""
     replace(slow_project / "scale" / "scale_cpu.cpp", "count(1000000000)", "count(100000)")
     process = start(cache, slow_project, "--no-load")
-    assert wait_for(compiling(cache), 30)
+    assert wait_for(compiling(cache, signal.SIGSTOP))
     python = slow_project / "torch-ext" / "stable_scale" / "__init__.py"
     python.write_text(python.read_text() + "# changed\n")
+    assert compiling(cache, signal.SIGCONT)()
     stdout, _ = process.communicate()
     answer = json.loads(stdout)
     assert process.returncode == 5, answer
@@ -119,4 +120,4 @@ def test_a_closed_pipe_ends_the_build_without_a_traceback(slow_project: Path, ca
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=environment(cache), check=True)
     assert done.stdout == "1 variant, 1 binary\n"
     assert done.stderr == ""
-    assert wait_for(lambda: working_in(cache) == {}, 10)
+    assert wait_for(lambda: working_in(cache) == {})

@@ -16,20 +16,10 @@ import pytest
 
 from kernel_builder import toml_file
 from tests.integration.build_command.conftest import Run
-from tests.support.places import PROJECTS
+from tests.support.places import PROJECTS, SOURCES
 
 MISTAKES: Mapping[str, Mapping[str, Any]] = toml_file.read(Path(__file__).with_name("mistakes.toml"))["mistake"]
 HEAD = '#include <torch/csrc/stable/library.h>\n#include <torch/csrc/stable/tensor.h>\n\n#include "registration.h"\n\n'
-INIT = """\
-import torch
-
-from ._ops import add_op_namespace_prefix, ops
-
-
-@torch.library.register_fake(add_op_namespace_prefix("scaled"))
-def _scaled(input, factor):
-    return input
-"""
 
 FindingsOf = Callable[[str], list[tuple[str, str, str]]]
 
@@ -40,7 +30,7 @@ def write(project: Path, mistake: Mapping[str, Any]) -> None:
     config = (PROJECTS / example / "build.toml").read_text().replace(example, project.name)
     package = project / "torch-ext" / project.name.replace("-", "_")
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text(mistake.get("init", INIT))
+    (package / "__init__.py").write_text(mistake.get("init", SOURCES["fake_of_scaled"]))
     if "binding" in mistake:
         shutil.copytree(PROJECTS / example / "scale", project / "scale")
         (project / "torch-ext/torch_binding.cpp").write_text(("" if "whole" in mistake else HEAD) + mistake["binding"])

@@ -12,16 +12,6 @@ from tests.integration.build_command.conftest import LOAD, Copy, Run, replace, r
 from tests.support.newest import full_abi
 from tests.support.places import SOURCES
 
-LOAD_PYTHON = """
-import sys, torch
-from pathlib import Path
-from kernels import get_local_kernel
-print(get_local_kernel(Path(sys.argv[1]), backend="cpu").doubled(torch.ones(2)).tolist())
-"""
-
-# A second copy of a module would register its op twice, or count its import twice.
-IMPORT_BY_NAME = SOURCES["import_by_name"]
-
 
 def test_a_project_that_only_the_public_builder_has_built(
     copy_project: Copy, shared_cache: Path, kernel_builder: Run
@@ -65,7 +55,7 @@ def test_a_module_of_the_name_of_the_package(copy_project: Copy, kernel_builder:
     built = project / "build" / "torch-cpu"
     assert (built / "python_only.py").read_bytes() == (package / "python_only.py").read_bytes()
     assert not (built / "python_only").exists()
-    assert run_python(LOAD_PYTHON, project) == "[2.0, 2.0]"
+    assert run_python(SOURCES["load_python_kernel"], project) == "[2.0, 2.0]"
 
 
 def test_the_package_and_its_modules_import_by_name(copy_project: Copy, kernel_builder: Run) -> None:
@@ -82,7 +72,7 @@ def test_the_package_and_its_modules_import_by_name(copy_project: Copy, kernel_b
     (package / "inner" / "leaf.py").write_text("import sys\n\nsys.imported.append('leaf')\n")
     kernel_builder.build(project, "--backend", "cpu", "--no-load")
     for order in (("by_name", "by_client", "by_path"), ("by_client", "by_name"), ("by_path", "by_client", "by_name")):
-        assert run_python(IMPORT_BY_NAME, project, *order) == "No module named 'python_only.missing'"
+        assert run_python(SOURCES["import_by_name"], project, *order) == "No module named 'python_only.missing'"
 
 
 def test_the_full_abi_before_the_stable_abi(copy_project: Copy, shared_cache: Path, kernel_builder: Run) -> None:

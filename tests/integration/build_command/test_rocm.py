@@ -23,14 +23,12 @@ from tests.support.sample_package import assemble
 
 VARIANTS = [f"torch-stable-abi210-rocm{digits}-x86_64-linux" for digits in ("71", "72")]
 KERNEL = SOURCES["rocm_kernel"]
-# `test_linux_variants.py` compiles a kernel of this repository.
-ROW_NORM = SOURCES["row_norm_of_rocm"]
 
 
 def with_rocm(root: Path) -> Path:
     text = (root / "build.toml").read_text()
     (root / "build.toml").write_text(text.replace('["cpu", "cuda"]', '["rocm"]') + KERNEL)
-    (root / "scale/row_norm.cu").write_text(ROW_NORM)
+    (root / "scale/row_norm.cu").write_text(SOURCES["row_norm_of_rocm"])
     # Two sources with the header of bfloat16, whose functions are in both objects.
     replace(
         root / "scale/scale_cuda.cu", "#include <cuda_runtime.h>", "#include <cuda_bf16.h>\n#include <cuda_runtime.h>"

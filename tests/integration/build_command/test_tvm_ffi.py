@@ -26,9 +26,6 @@ from tests.support.places import SOURCES
 
 CPU, CUDA = "tvm-ffi01-cpu-x86_64-linux", "tvm-ffi01-cu130-x86_64-linux"
 
-# Two versions in one process; tensors of Torch and of NumPy, and one of a type that the kernel refuses.
-LOAD = SOURCES["load_tvm_ffi"]
-
 
 @pytest.fixture
 def cache(shared_cache: Path) -> Path:
@@ -49,7 +46,7 @@ def test_two_versions_load_in_one_process(copy_project: Copy, kernel_builder: Ru
     wheel = kernel_builder(kernel_builder.cache, "wheel", projects[0])
     assert wheel.code == 2 and "by the installed Torch" in wheel.answer["message"], wheel.answer
     packages = [str(project / "build" / CPU) for project in projects]
-    assert run_python(LOAD, *packages).splitlines() == 2 * ["expected float32"]
+    assert run_python(SOURCES["load_tvm_ffi"], *packages).splitlines() == 2 * ["expected float32"]
 
 
 def test_a_binary_for_cuda_has_the_runtime_itself(copy_project: Copy, kernel_builder: Run) -> None:

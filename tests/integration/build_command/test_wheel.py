@@ -18,15 +18,6 @@ from tests.support.places import CPU, SOURCES
 from tests.support.programs import run
 from tests.support.torch_process import run_with_torch
 
-WITHOUT_CLIENT = """
-import sys
-sys.modules["kernels"] = sys.modules["huggingface_hub"] = None  # cannot be imported
-import torch, stable_scale
-print(stable_scale.scaled(torch.arange(3.0), 2.0).tolist())
-"""
-BESIDE_THE_CLIENT = SOURCES["beside_the_client"]
-
-
 # Imports a kernel of the first directory.
 IMPORT = "import sys; sys.path.insert(0, sys.argv[1]); import torch; "
 
@@ -78,9 +69,9 @@ def test_pip_installs_a_wheel(kernel_builder: Run, built: Path, tmp_path: Path) 
     python, (site,) = environment / "bin" / "python", environment.glob("lib/python*/site-packages")
     (site / "torch.pth").write_text(f"{Path(torch.__file__).parent.parent}\n")
     assert pip(python, wheel).returncode == 0
-    assert run(python, "-c", WITHOUT_CLIENT) == "[0.0, 2.0, 4.0]\n"
+    assert run(python, "-c", SOURCES["without_the_client"]) == "[0.0, 2.0, 4.0]\n"
     for order in (("wheel", "client"), ("client", "wheel")):
-        beside = run_with_torch(BESIDE_THE_CLIENT, site, built, *order)
+        beside = run_with_torch(SOURCES["beside_the_client"], site, built, *order)
         assert beside.returncode == 0, beside.stderr
         assert [line.split()[1] for line in beside.stdout.splitlines()] == ["2.0", "2.0"]
 
@@ -103,8 +94,6 @@ def test_pip_installs_a_wheel(kernel_builder: Run, built: Path, tmp_path: Path) 
     assert "is not a supported wheel on this platform" in pip(python, other).stderr
 
 
-# The driver's library for one GPU, of the capability in $GPU.
-NVML = SOURCES["nvml"]
 AS_WITH_A_GPU = SOURCES["as_with_a_gpu"]
 
 
@@ -116,7 +105,7 @@ def test_an_import_refuses_a_gpu_without_code(copy_project: Copy, kernel_builder
     (written,) = wheels(kernel_builder, project).answer["wheels"]
     zipfile.ZipFile(written["path"]).extractall(tmp_path / "site")
     library = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-x", "c", "-", "-o", driver]
-    subprocess.run(library, input=NVML, text=True, check=True)
+    subprocess.run(library, input=SOURCES["nvml"], text=True, check=True)
     accepted = run_with_torch(AS_WITH_A_GPU, tmp_path / "site", driver, GPU="8.6")
     assert accepted.stdout == "False 2.0\n", accepted.stderr
     refused = run_with_torch(AS_WITH_A_GPU, tmp_path / "site", driver, GPU="10.0").stderr

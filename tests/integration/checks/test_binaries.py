@@ -9,6 +9,7 @@ import pytest
 from kernel_builder import toml_file
 from kernel_builder.checks import ProbeProcess, run
 from kernel_builder.config.variant import this_platform
+from tests.support.places import SOURCES
 from tests.support.sample_package import STABLE_CPU, STABLE_CUDA, Compile, Make, findings, identity
 
 
@@ -71,22 +72,9 @@ CALLED = (
     *("arc4random", "_PyObject_GetState", "PyObject_GetBuffer", "torch_from_blob", "cudaDeviceSynchronize"),
     *("torch_cuda_stream_synchronize", "abort"),
 )
-FAULTY = f"""
-#include <charconv>
-namespace c10 {{ struct Scalar {{ Scalar(int); void* p; }}; }}
-namespace torch::stable {{ struct Tensor {{ static void get(); }}; }}
-namespace demo {{ void launch(int); }}
-extern "C" {{ {"".join(f"void {name}();" for name in CALLED)} }}
-__attribute__((visibility("default"))) void caller() {{
-  double number;
-  std::from_chars(nullptr, nullptr, number);
-  c10::Scalar scalar(1);
-  torch::stable::Tensor::get();
-  demo::launch(1);
-  {"".join(f"{name}();" for name in CALLED)}
-}}
-__asm__(".text\\n.globl target\\ntarget: .quad target\\n");
-"""
+FAULTY = SOURCES["faulty_binary"].format(
+    declared="".join(f"void {name}();" for name in CALLED), called="".join(f"{name}();" for name in CALLED)
+)
 FLAGS = ("-Wl,--no-as-needed", "-l:libforeign.so.3", "-l:libtorch_cuda.so", "-Wl,-rpath,/opt/lib", "-DNO_MODULE")
 FAULTS = toml_file.read(Path(__file__).with_name("faults.toml"))
 

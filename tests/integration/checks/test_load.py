@@ -16,6 +16,7 @@ import torch
 from kernel_builder.checks import CheckReport, ProbeProcess, run, run_all
 from kernel_builder.checks.load import asked_for
 from kernel_builder.config.variant import this_platform
+from tests.support.places import SOURCES
 from tests.support.sample_package import STABLE_CUDA, Compile, assemble
 
 Load = Callable[[Path], CheckReport]
@@ -96,9 +97,12 @@ def test_one_process_imports_torch_for_all_projects_of_a_command(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("signal_name", "message"), [("SIGKILL", "the process was killed by SIGKILL"), ("SIGSTOP", "no answer after 3 s")]
+    ("signal_name", "seconds", "message"),
+    [("SIGKILL", 120, "the process was killed by SIGKILL"), ("SIGSTOP", 1, "no answer after 1 s")],
 )
-def test_a_process_that_is_killed_or_hangs_is_replaced(tmp_path: Path, signal_name: str, message: str) -> None:
+def test_a_process_that_is_killed_or_hangs_is_replaced(
+    tmp_path: Path, signal_name: str, seconds: float, message: str
+) -> None:
     """A package can stop the process that all packages of a project share, and not that of the next project."""
     bad = loading(tmp_path / "bad", "torch-cpu", f"os.kill(os.getppid(), signal.{signal_name})")
     good = loading(tmp_path / "good", "torch-cpu", "")
@@ -106,23 +110,9 @@ def test_a_process_that_is_killed_or_hangs_is_replaced(tmp_path: Path, signal_na
         assert probe.ask(*NOTHING)(60) == ("failed", "the process ended with status 1")
     with ProbeProcess() as probe:
         probe.ask(*NOTHING)(60)
-        assert message in str(probe.ask("60", "{}", asking_for(bad))(3))
+        assert message in str(probe.ask("60", "{}", asking_for(bad))(seconds))
         (report,) = run_all([good], only=["load"], probe=probe)
         assert report.passed == ("load",), report
-
-
-# A package writes into the memory and the connection of the process that answers, and ends with status 0.
-ANSWERS = """
-import ctypes, glob, socket
-def answer(*parts, pause=0):
-    for path in glob.glob(f"/proc/{os.getppid()}/fd/*"):
-        if os.readlink(path).startswith("socket:"):
-            parent = os.pidfd_open(os.getppid())
-            connection = socket.socket(fileno=ctypes.CDLL(None).syscall(438, parent, int(path.split("/")[-1]), 0))
-            for part in parts:
-                connection.sendall(part)
-                time.sleep(pause)
-"""
 
 
 @pytest.mark.attack
@@ -136,7 +126,7 @@ def answer(*parts, pause=0):
 )
 def test_a_forged_answer_fails_its_own_project(statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernel_builder.checks.load.SECONDS", 5)
-    bad = loading(tmp_path / "bad", "torch-cpu", f"{ANSWERS}\n{statement}")
+    bad = loading(tmp_path / "bad", "torch-cpu", f"{SOURCES['forged_answers']}\n{statement}")
     good = loading(tmp_path / "good", "torch-cpu", "")
     with ProbeProcess() as probe:
         probe.ask(*NOTHING)(60)
@@ -151,8 +141,8 @@ def test_a_forged_answer_fails_its_own_project(statement: str, tmp_path: Path, m
 def test_a_package_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hanging, good = loading(tmp_path, "torch-cpu", "time.sleep(60)"), loading(tmp_path, "torch-cuda", "")
     with ProbeProcess() as probe:
-        answers = probe.ask("1", "{}", asking_for(hanging, good))(60)
-    assert answers[str(hanging)] == {"outcome": "failed", "text": "no answer after 1 s"}
+        answers = probe.ask("3", "{}", asking_for(hanging, good))(60)
+    assert answers[str(hanging)] == {"outcome": "failed", "text": "no answer after 3 s"}
     assert answers[str(good)]["outcome"] in ("loaded", "skipped")
     monkeypatch.setattr("kernel_builder.checks.load.SECONDS", 1)
     (finding,) = run(hanging, only=["load"]).findings

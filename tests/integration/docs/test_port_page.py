@@ -16,7 +16,6 @@ from tests.support.places import CPU, PROJECTS, ROOT, SOURCES
 from tests.support.torch_process import run_with_torch
 
 PAGE = ROOT / "docs" / "port.md"
-TRY = SOURCES["try_the_ported_kernel"]
 
 
 def test_the_excerpts_are_those_of_the_projects() -> None:
@@ -40,7 +39,7 @@ def test_the_ported_project_computes_the_sum(tmp_path: Path) -> None:
     project = tmp_path / "after"
     shutil.copytree(PROJECTS / "port" / "after", project)
     assert invoke("build", project, "--backend", "cpu").exit_code == 0
-    done = run_with_torch(TRY, project)
+    done = run_with_torch(SOURCES["try_the_ported_kernel"], project)
     assert done.stdout == "ok\n", done.stdout + done.stderr
 
 

@@ -20,15 +20,7 @@ from kernel_builder.steps.graph import CompileStep
 from kernel_builder.steps.step_scripts import stage_compile
 from kernel_builder.toolchain import Toolchains, host_compiler
 from tests.support.files import write_program
-from tests.support.places import CPU, CUDA
-
-# Of the headers' functions, device code has one and host code the other; `-lineinfo` names the headers of both.
-SOURCE = """
-#include <algorithm>
-#include <string>
-__global__ void larger(float* x) { *x = std::max(x[0], x[1]); }
-std::string twice(const std::string& text) { return text + text; }
-"""
+from tests.support.places import CPU, CUDA, SOURCES
 
 
 def clang_step(directory: Path, toolchains: Toolchains) -> CompileStep:
@@ -77,7 +69,7 @@ def test_headers_of_gxx_in_another_place(
     directory, elsewhere = copy_project("stable-scale"), tmp_path / "elsewhere"
     settings, source = directory / "build.toml", directory / "scale/scale_cuda.cu"
     settings.write_text(settings.read_text().replace('["9.0"]', '["9.0"]\ncuda-flags = ["-lineinfo"]'))
-    source.write_text(source.read_text() + SOURCE)
+    source.write_text(source.read_text() + SOURCES["host_and_device_code"])
     toolchains = Toolchains()
     usual = clang_step(directory, toolchains)
     expected, headers = compiled(usual, tmp_path / "usual")

@@ -11,20 +11,6 @@ from kernel_builder.toolchain import Toolchains
 from tests.support.places import ROOT, SOURCES
 from tests.support.torch_process import run_with_torch
 
-PACKAGE = """
-import torch
-
-from .devices import refuse_cpu
-
-refuse_cpu("scaled")
-torch.ops._demo_cuda_1.scaled(torch.ones(1))
-"""
-OPS = """
-import torch
-
-add_op_namespace_prefix = "_demo_cuda_1::{}".format
-torch.library.define(add_op_namespace_prefix("scaled"), "(Tensor x) -> Tensor")
-"""
 REFUSAL = (
     "NotImplementedError: this package is for CUDA, and the tensors are on the CPU: move them to the GPU, or load the "
     'package for the CPU with get_kernel(..., backend="cpu")'
@@ -36,7 +22,11 @@ def test_a_package_for_cuda_names_the_other_package(tmp_path: Path) -> None:
     package = tmp_path / "demo"
     package.mkdir()
     devices = (ROOT / "kernels/kit/devices.py").read_text()
-    for name, text in {"devices.py": devices, "_ops.py": OPS, "__init__.py": PACKAGE}.items():
+    for name, text in {
+        "devices.py": devices,
+        "_ops.py": SOURCES["ops_for_cuda"],
+        "__init__.py": SOURCES["package_for_cuda"],
+    }.items():
         (package / name).write_text(text)
     done = run_with_torch("import sys; sys.path.insert(0, sys.argv[1]); import demo", tmp_path)
     assert REFUSAL in done.stderr, done.stderr
@@ -52,12 +42,9 @@ def test_every_op_of_the_kernels_refuses(kernel: str) -> None:
     assert compiled and [name for name in compiled if f'"{name}"' not in refusing] == []
 
 
-LAUNCH_TABLE = SOURCES["launch_table"]
-
-
 def test_the_first_row_that_serves_a_call_is_found(tmp_path: Path) -> None:
     """By `kernels/kit/launch_table.h`, which g++ compiles."""
     source = tmp_path / "table.cpp"
-    source.write_text(LAUNCH_TABLE)
+    source.write_text(SOURCES["launch_table"])
     options = ["-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Wpedantic", "-Werror", f"-I{ROOT / 'kernels'}"]
     subprocess.run([Toolchains().host().path, *options, source], check=True)

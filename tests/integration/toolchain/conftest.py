@@ -19,18 +19,9 @@ from kernel_builder.toolchain import Toolchains, lock
 from kernel_builder.toolchain.components import in_table, of_torch
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import resolve
+from tests.support.places import SOURCES
 
 from .index_server import IndexServer, build_wheels
-
-# The command with another lock than the one that comes with the builder.
-_WITH_LOCK = """
-import sys, pathlib
-from kernel_builder.cli import main
-from kernel_builder.toolchain import lock
-pinned = lock.loads(pathlib.Path(sys.argv.pop(1)).read_text(), "")
-lock.shipped = lambda: pinned
-main()
-"""
 
 TABLES = Path(__file__).with_name("tables")
 HEADER_LIBRARIES = tuple(in_table(toml_file.read(TABLES / "header_libraries.toml")))
@@ -81,7 +72,7 @@ def start(
     """Return a function that starts `kernel-builder toolchain ...`. Processes that still run at the end are killed."""
     lock_file = tmp_path / "lock.json"
     lock_file.write_text(lock.dumps(pinned))
-    command = [sys.executable, "-c", _WITH_LOCK, str(lock_file)]
+    command = [sys.executable, "-c", SOURCES["with_another_lock"], str(lock_file)]
     running: list[subprocess.Popen[str]] = []
 
     def run(*arguments: str, environment: dict[str, str] | None = None, **settings: object) -> subprocess.Popen[str]:

@@ -20,8 +20,6 @@ from tests.support.places import SOURCES
 from .conftest import COMPONENTS, HEADER_LIBRARIES, TABLES
 from .index_server import IndexServer, wheel
 
-_SHIM = SOURCES["torch_shim"]
-
 
 @pytest.fixture(scope="module")
 def torch_files() -> dict[str, bytes]:
@@ -32,7 +30,7 @@ def torch_files() -> dict[str, bytes]:
         content = {
             f"{include}/ATen/Config.h": b"// config\n",
             f"{include}/torch/csrc/api/include/torch/all.h": b"#if __cplusplus < 202002L\n#error\n#endif\n",
-            f"{include}/torch/csrc/inductor/aoti_torch/c/shim.h": _SHIM.encode(),
+            f"{include}/torch/csrc/inductor/aoti_torch/c/shim.h": SOURCES["torch_shim"].encode(),
             f"{include}/torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h": b"",
             f"{include}/torch/csrc/stable/c/shim.h": b"",
             f"{include}/torch/headeronly/version.h": f"// {version}\n".encode(),

@@ -18,20 +18,10 @@ import torch
 from kernel_format.files import locked, write_atomically
 from tests.support.git import commit_all, git
 from tests.support.optimization import without_optimization
-from tests.support.places import ROOT
+from tests.support.places import ROOT, SOURCES
 from tests.support.programs import run
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-CONFIG = """
-experimental-features = nix-command flakes
-sandbox = true
-sandbox-fallback = true
-sandbox-paths = {paths}
-build-users-group =
-substituters =
-max-jobs = 2
-cores = 1
-"""
 
 
 def _certificates() -> str:
@@ -97,7 +87,7 @@ def nix(tmp_path_factory: pytest.TempPathFactory) -> Nix:
     certificates = str(Path(_certificates()).parent)
     places = ["/bin", "/usr", "/lib", "/lib64", "/etc/alternatives", certificates, sys.prefix, sys.base_prefix]
     paths = " ".join(f"{place}={place}" for place in places if Path(place).exists())
-    write_atomically(root / "nix.conf", CONFIG.format(paths=paths))
+    write_atomically(root / "nix.conf", SOURCES["nix_config"].format(paths=paths))
     return Nix(
         root,
         {

@@ -15,7 +15,7 @@ import pytest
 from kernel_format.tree_digest import hash_tree
 from tests.support.files import write_files
 from tests.support.newest import NEWEST, full_abi
-from tests.support.places import CPU, CUDA, LIBRARIES, PROJECTS, ROOT
+from tests.support.places import CPU, CUDA, LIBRARIES, PROJECTS, ROOT, SOURCES
 from tests.support.running_hub import running_hub
 from tests.system.nix.conftest import Nix
 
@@ -25,20 +25,6 @@ KernelFlake = Callable[[Path], Path]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
-TESTS = """
-import pytest
-import stable_scale
-import torch
-
-
-@pytest.mark.kernels_ci
-def test_marked():
-    assert stable_scale.scaled(torch.ones(3), 2.0).tolist() == [2, 2, 2]
-
-
-def test_unmarked():
-    assert stable_scale.scaled(torch.zeros(3), 2.0).tolist() == [0, 0, 0]
-"""
 TESTS_CONFIGURATION = """
 def pytest_configure(config):
     config.addinivalue_line("markers", "kernels_ci: the subset that checks a build within a few seconds")
@@ -55,7 +41,7 @@ def scale(kernel_flake: KernelFlake, tmp_path: Path) -> Path:
         "build.toml": config,
         "CARD.md": "# stable-scale\n",
         "tests/conftest.py": TESTS_CONFIGURATION,
-        "tests/test_scale.py": TESTS,
+        "tests/test_scale.py": SOURCES["nix_tests"],
     }
     return kernel_flake(write_files(project, files))
 
@@ -177,13 +163,7 @@ def test_ci_tests_and_test_shells_have_the_kernel(nix: Nix, scale: Path) -> None
     assert done.stdout.split() == [str(built / "__init__.py")] * 2  # by its Python name it is the same module
 
 
-LOAD = """
-import torch
-from kernels import get_kernel
-
-kernel = get_kernel("kernels-community/stable-scale", version=1, backend="cpu")
-assert kernel.scaled(torch.ones(3), 2.0).tolist() == [2, 2, 2]
-"""
+LOAD = SOURCES["load_of_nix"]
 
 
 def test_a_build_is_published_and_loaded_by_the_client(nix: Nix, scale: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from kernel_builder.config import build_toml, offered
 from kernel_builder.config.variant import PLATFORMS
 from tests.support.newest import BEFORE, CUDA_13, NEWEST, cuda_backends, full_abi
-from tests.support.places import CPU, CUDA, LIBRARIES, PROJECTS, ROOT
+from tests.support.places import CPU, CUDA, LIBRARIES, PROJECTS, ROOT, SOURCES
 from tests.system.nix.conftest import Nix
 
 KernelFlake = Callable[..., Path]
@@ -60,17 +60,7 @@ def names_by_python(text: str, system: str) -> list[str]:
 def test_nix_and_python_offer_the_same_variants(nix: Nix, tmp_path: Path, system: str) -> None:
     texts = tmp_path / "texts.json"
     texts.write_text(json.dumps(BUILD_TOMLS))
-    got = nix.eval(
-        f"""
-        let
-          matrix = builtins.fromTOML (builtins.readFile {ROOT}/kernel_builder/config/matrix.toml);
-          ofCuda = builtins.fromTOML (builtins.readFile {ROOT}/kernel_builder/backends/cuda/cuda.toml);
-          variants = import {ROOT}/nix/matrix.nix {{ inherit matrix ofCuda; system = "{system}"; }};
-          names = text: map (variant: variant.name) (variants (builtins.fromTOML text));
-        in map (text: builtins.sort builtins.lessThan (names text))
-          (builtins.fromJSON (builtins.readFile {texts}))
-        """
-    )
+    got = nix.eval(SOURCES["names_of_nix"].format(ROOT=ROOT, system=system, texts=texts))
     assert got == [names_by_python(text, system) for text in BUILD_TOMLS]
 
 

@@ -15,7 +15,7 @@ from kernel_format.errors import BuildError, ToolchainError, VariantError
 from kernel_format.metadata import PackageMetadata
 from tests.integration.build_command.conftest import Copy, Run, assert_refused, replace, run_python, untouched
 from tests.support import emulated_python
-from tests.support.places import CPU, CUDA, ROOT
+from tests.support.places import CPU, CUDA, ROOT, SOURCES
 from tests.support.programs import run
 
 ARM = "aarch64-linux"
@@ -24,17 +24,6 @@ ARM_CPU, ARM_CUDA, ARM_BY_CLANG = (name.replace("x86_64-linux", ARM) for name in
 COMPILER = f"{ARM}-gnu-g++"
 
 needs_compiler = pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"{COMPILER} is not installed")
-
-# Loads a package by its directory, as its author may.
-LOAD_DIRECTLY = """
-import sys
-from pathlib import Path
-from kernels import get_local_kernel
-try:
-    get_local_kernel(Path(sys.argv[1]), backend="cpu")
-except ImportError as error:
-    print(error)
-"""
 
 
 def _device_code(package: Path) -> bytes:
@@ -61,7 +50,7 @@ def test_both_platforms_in_one_build(copy_project: Copy, kernel_builder: Run) ->
     assert _device_code(project / "build" / BY_CLANG) == _device_code(project / "build" / ARM_BY_CLANG)
     assert "cross-compiler" not in (project / "build" / CPU / "metadata.json").read_text()
     assert "this package is for aarch64, and this machine is x86_64" in run_python(
-        LOAD_DIRECTLY, project / "build" / ARM_CPU
+        SOURCES["load_directly"], project / "build" / ARM_CPU
     )
 
     again = kernel_builder(cache, "build", project, "--platform", ARM)

@@ -18,7 +18,7 @@ from kernel_builder.backends.rocm import code_objects
 from kernel_format.cache_directory import default_cache
 from tests.integration.build_command.conftest import Copy, Run, run_python
 from tests.support.optimization import without_optimization
-from tests.support.places import CPU, CUDA, ROOT
+from tests.support.places import CPU, CUDA, ROOT, SOURCES
 
 BY_CLANG = CUDA.replace("cu130", "cu126")
 ROCM = [CUDA.replace("cu130", f"rocm{digits}") for digits in ("71", "72")]
@@ -65,25 +65,12 @@ def test_every_kernel_builds_with_every_compiler(name: str, tmp_path: Path, kern
             assert {code.arch for code in code_objects.read(binary, reading(binary))} == {"gfx942"}
 
 
-# Calls a kernel, and prints the OpenMP runtimes that the process has.
-CALL = """
-import sys, torch
-from pathlib import Path
-from kernels import get_local_kernel
-kernel = get_local_kernel(Path(sys.argv[1]), backend="cpu")
-torch.ones(1 << 20).exp().sum()
-print(kernel.ops.library(), kernel.ops.exceptions(), kernel.ops.threads(3))
-maps = {line.split()[-1] for line in open("/proc/self/maps")}
-print(*[Path(name).name for name in maps if "omp" in Path(name).name])
-"""
-
-
 @pytest.mark.slow
 def test_the_runtime_libraries_of_a_kernel(copy_project: Copy, kernel_builder: Run) -> None:
     """Symbols of newer C++ headers are linked, state is shared, and OpenMP is Torch's."""
     project = copy_project("cpu-runtime")
     kernel_builder.build(project, "--variant", CPU, cache=default_cache())
-    assert run_python(CALL, project).splitlines() == ["0 0 3", "libgomp.so.1"]
+    assert run_python(SOURCES["call_of_linux_variants"], project).splitlines() == ["0 0 3", "libgomp.so.1"]
     (binary,) = (project / "build" / CPU).glob("*.so")
     versions = {symbol.name: symbol.version for symbol in elf.read(binary).undefined}
     assert (versions["powf"], versions["expf"]) == ("GLIBC_2.2.5", "GLIBC_2.27")

@@ -9,6 +9,7 @@ import pytest
 from kernel_builder import toml_file
 from kernel_builder.config.changed import touched
 from kernel_format.errors import ConfigError
+from tests.support.files import write_files
 from tests.support.git import commit_all, git
 from tests.support.python_project import write_project
 
@@ -33,14 +34,12 @@ def repository(tmp_path: Path) -> Path:
     root = tmp_path / "repository"
     for name in ("one", "two"):
         write_project(root / name)
-    (root / "kit").mkdir()
-    (root / "other").mkdir()
-    (root / "other/deep.py").write_text("")
+    write_files(root, ("other/deep.py", "kit/kit.py"))
     (root / "kit/more.py").symlink_to("../other/deep.py")
     (root / "one/torch-ext/one/kit").symlink_to("../../../kit")
     (root / "two/build").mkdir()  # no link may lead in a circle
     (root / "two/again").symlink_to("../two")
-    commit(root, "kit/kit.py", "")
+    commit_all(root)
     return root
 
 

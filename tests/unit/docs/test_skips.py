@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.places import SOURCES
+
 pytest_plugins = ["pytester"]
 
-SOURCE = """
-import pytest
-
-def test_that_runs():
-    pass
-
-@pytest.mark.skip(reason={reason!r})
-def test_that_is_skipped():
-    pass
-"""
+SOURCE = SOURCES["skipped_tests"]
 
 
 @pytest.mark.parametrize(

@@ -199,16 +199,7 @@ def test_flags_and_sources_that_a_script_decides(tmp_path: Path) -> None:
 def test_differences_between_machines_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.cu").touch()
     (tmp_path / "b.cpp").touch()
-    (tmp_path / "setup.py").write_text(
-        f"{HEAD}gpu = ['-DTUNED'] if torch.cuda.is_available() else []\n"
-        "cuda = [('TWO', '2')] if CUDA_HOME else []\n"
-        "unused = CppExtension('unused', ['b.cpp'])\n"
-        "torch.utils.cpp_extension._write_ninja_file = print\n"
-        "assert os.system('nvcc -c a.cu -o a.o && test -e a.o && g++ -v && g++ -DA -c b.cpp') == 0 or not CUDA_HOME\n"
-        "extensions = [CE('a', ['a.cu'], extra_compile_args=gpu), CppExtension('b', ['b.cpp'], define_macros=cuda)]\n"
-        "if not CUDA_HOME:\n    raise OSError('no toolkit')\n"
-        "setup(ext_modules=extensions)\n"
-    )
+    (tmp_path / "setup.py").write_text(HEAD + SETUPS["two-machines"])
     report = as_json(tmp_path, "--dry-run")
     texts = [entry["text"] for entry in report["left-out"]]
     assert "the extension 'a' on CUDA 13 with a GPU only: extra_compile_args -DTUNED" in texts

@@ -14,18 +14,13 @@ from searches import agent, logged, quick_request, quoted, run_search
 from kernel_format.errors import ConfigError
 from kernel_judge.search.search_request import parse_context
 from kernel_judge.search.workspace import PROJECT, Workspace
+from tests.support.places import SOURCES
 from tests.support.running_hub import running_hub
 
 pytestmark = pytest.mark.usefixtures("judge_calls")
 
 BUILDER = [sys.executable, "-m", "kernel_builder"]
-LOAD = """
-import torch
-from kernels import get_kernel
-x = torch.randn(8)
-model = get_kernel("kernels-community/hard-swish", version=1, backend="cpu").ModelNew()
-assert torch.equal(model(x), torch.nn.functional.hardswish(x))
-"""
+LOAD = SOURCES["load_hard_swish"]
 
 
 def test_the_best_is_published_by_build_and_upload(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

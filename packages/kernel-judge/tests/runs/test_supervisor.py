@@ -26,17 +26,10 @@ GOOD, SLOW, WRONG = quoted("# right 2.5"), quoted("# right 0.5"), quoted("# wron
 
 
 def test_the_good_agent_wins(tmp_path: Path) -> None:
-    kinds = ("crashing", "hanging", "wrong", "good", "slow")
-    commands = {"good": GOOD, "slow": SLOW, "wrong": WRONG}
-    agents = [commands.get(kind) or agent(kind) for kind in kinds]
-    result = run_search(quick_request(tmp_path, *agents, seconds=1.5, jobs=5))
-    assert result.best
-    assert result.best["attempt"] == kinds.index("good") + 1
-    assert result.best["speed"] == 2.5
+    result = run_search(quick_request(tmp_path, agent("crashing"), WRONG, GOOD, SLOW, jobs=4))
+    assert result.best and (result.best["attempt"], result.best["speed"]) == (3, 2.5)
     outcomes = {event["attempt"]: event["outcome"] for event in logged(result.run, "try-ended")}
-    assert [outcomes[number] for number in range(1, 6)] == ["no-candidate", "no-candidate", "wrong", "right", "right"]
-    stopped = {event["attempt"]: event["stopped"] for event in logged(result.run, "agent-ended")}
-    assert stopped[kinds.index("hanging") + 1] == "time"
+    assert outcomes == {1: "no-candidate", 2: "wrong", 3: "right", 4: "right"}
     assert marked_processes(result.run) == []
 
 
@@ -78,12 +71,14 @@ def test_the_next_try_receives_the_failure(tmp_path: Path, kind: str, settings: 
     remove_tree(request.run)  # pytest cannot remove directories of any depth
 
 
-@pytest.mark.parametrize(("kind", "stopped"), [("escaping", None), ("forking", "time")])
-def test_nothing_that_an_agent_starts_outlives_its_call(tmp_path: Path, kind: str, stopped: str | None) -> None:
+@pytest.mark.parametrize(("kind", "limit", "stopped"), [("escaping", 120, None), ("forking", 2, "time")])
+def test_nothing_that_an_agent_starts_outlives_its_call(
+    tmp_path: Path, kind: str, limit: float, stopped: str | None
+) -> None:
     """Whatever it clears, leaves and kills. Its processes are known by a number of seconds that nothing else has."""
     kills = "its guard" if landlock_version() >= 6 else ""
     seconds = f"300.{secrets.randbelow(10**9):09}"
-    run = run_search(quick_request(tmp_path, agent(kind, kills, seconds), seconds=2)).run
+    run = run_search(quick_request(tmp_path, agent(kind, kills, seconds), seconds=limit)).run
     (ended,) = logged(run, "agent-ended")
     assert ended["stopped"] == stopped and ended["exit-status"] == (0 if stopped is None else -signal.SIGKILL)
     assert [path for path in Path("/proc").glob("[0-9]*/cmdline") if seconds.encode() in path.read_bytes()] == []
@@ -107,21 +102,19 @@ def test_judging_is_exclusive(tmp_path: Path, judge_calls: Path, monkeypatch: py
     other.mkdir()
     beside = start_search(other, WRONG, attempts=2, jobs=2)
     run_search(quick_request(tmp_path, WRONG, attempts=3, jobs=3))
-    assert beside.wait(30) == 0
+    assert beside.wait(120) == 0
     times = sorted(tuple(map(float, line.split()[1:])) for line in judge_calls.read_text().splitlines())
     assert len(times) == 5
     assert all(end <= start for (_, end), (start, _) in pairwise(times))
 
 
 def test_a_judge_that_fails_is_no_verdict(tmp_path: Path) -> None:
-    request = quick_request(tmp_path, quoted("# broken"), quoted("# stuck"), GOOD, tries=2, judge_seconds=2)
+    request = quick_request(tmp_path, quoted("# broken"), GOOD, tries=2)
     assert run_search(request).best
-    errors = {
-        event["attempt"]: event["judged"]["error"] for event in logged(request.run, "try-ended") if event["judged"]
-    }
-    assert "no such device" in errors[1]
-    assert "longer than 2 s" in errors[2]
     assert "no such device" in (Workspace(request.run, 1, 2).directory / "PROMPT.md").read_text()
+    stuck = quick_request(tmp_path, quoted("# stuck"), judge_seconds=2, run=tmp_path / "stuck")
+    (ended,) = logged(run_search(stuck).run, "try-ended")
+    assert "longer than 2 s" in ended["judged"]["error"]
 
 
 def test_a_killed_search_goes_on(tmp_path: Path, judge_calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +149,7 @@ def test_a_stopped_search_leaves_no_process(tmp_path: Path) -> None:
     while len(marked_processes(tmp_path / "run")) < 2:
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    assert process.wait(10) != 0
+    assert process.wait(60) != 0
     assert marked_processes(tmp_path / "run") == []
     assert logged(tmp_path / "run", "agent-ended") == []
 
@@ -174,7 +167,7 @@ def test_more_attempts_continue_a_search_and_other_settings_do_not(tmp_path: Pat
 
 
 def test_two_searches_cannot_use_one_directory(tmp_path: Path) -> None:
-    process = start_search(tmp_path, agent("hanging"), seconds=5)
+    process = start_search(tmp_path, agent("hanging"))
     try:
         while not (tmp_path / "run" / LOG).exists():
             time.sleep(0.02)

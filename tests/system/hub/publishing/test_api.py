@@ -10,14 +10,11 @@ from kernel_builder.hub import package_api
 from tests.support.files import write_files
 from tests.support.places import SOURCES
 
-MODULE = SOURCES["public_names"]
-OPS = SOURCES["public_operators"]
-LAYERS = SOURCES["public_layers"]
 GELU = "gelu(x, /, factor=0.5, *more, approximate='none', **rest)"
 
 
-def package(root: Path, before: str = "", after: str = "", module: str = MODULE) -> Path:
-    files = {"__init__.py": module, "ops.py": OPS, "layers.py": LAYERS}
+def package(root: Path, before: str = "", after: str = "", module: str = SOURCES["public_names"]) -> Path:
+    files = {"__init__.py": module, "ops.py": SOURCES["public_operators"], "layers.py": SOURCES["public_layers"]}
     return write_files(root, {name: text.replace(before, after) if before else text for name, text in files.items()})
 
 

@@ -16,7 +16,7 @@ import yaml
 
 from kernel_builder.config.variant import this_platform
 from tests.support.loopback import QuietHandler, served
-from tests.support.places import CPU, PROJECTS, ROOT
+from tests.support.places import CPU, PROJECTS, ROOT, SOURCES
 from tests.support.running_hub import RunningHub
 from tests.unit.config.test_changed import commit, git
 
@@ -26,14 +26,6 @@ from .rehearsal import WORKFLOWS, Rehearsal, evaluate
 REPOSITORY = "org/kernels"
 TOKEN = "token-of-the-job"
 OWNER = "kernels-community"
-TEST = """import kernels
-from pathlib import Path
-
-def test_load():
-    project = Path(__file__).parents[1]
-    assert kernels.get_local_kernel(project, backend="cpu")
-    (project.parents[1] / f"tested-{project.name}").touch()
-"""
 
 
 def documented() -> list[str]:
@@ -122,7 +114,7 @@ class ManyKernels:
             (project / "scale" / "scale.h").replace(self.root / "kit" / "scale.h")
             (project / "scale" / "scale.h").symlink_to("../../kit/scale.h")
             (project / "tests").mkdir(exist_ok=True)
-            (project / "tests" / "test_load.py").write_text(TEST)
+            (project / "tests" / "test_load.py").write_text(SOURCES["test_of_a_kernel"])
         (self.root / "scripts").mkdir()  # no project
         self.environment = {
             **{key: value for key, value in hub.environment.items() if key not in {"HF_TOKEN", "HF_ENDPOINT"}},

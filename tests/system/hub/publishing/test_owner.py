@@ -13,6 +13,7 @@ from kernel_builder.pipeline import BuildRequest, build
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ConfigError, PackageError
 from tests.support.builder_process import run_builder
+from tests.support.places import SOURCES
 from tests.support.python_project import write_project
 from tests.support.running_hub import RunningHub
 from tests.support.torch_process import run_with_torch
@@ -20,32 +21,13 @@ from tests.support.torch_process import run_with_torch
 from .conftest import put
 from .test_sign import OPENSSL, make_key
 
-_TOP = """\
-import json
-from pathlib import Path
-
-from kernels import get_kernel_dep
-
-_METADATA = json.loads((Path(__file__).parent / "metadata.json").read_text())
-(base,) = (get_kernel_dep(depend["repo-id"]) for depend in _METADATA["kernel-depends"])
-
-
-def twice(x):
-    return base.twice(x)
-"""
-_CARD = """\
-    top = get_kernel("kernels-community/top", version=1)
-    layer = "kernels-community/base:Layer" # of https://huggingface.co/kernels-community/base.
-    other = "kernels-community/base-2", "my-kernels-community/base", "kernels-community/top.old"
-"""
-
 
 @pytest.fixture
 def top(tmp_path: Path) -> Path:
     """A project that loads the project beside it, `base`, from the same owner."""
     write_project(tmp_path / "base", "def twice(x):\n    return 2 * x\n", owner="kernels-community")
-    project = write_project(tmp_path / "top", _TOP, "base", owner="kernels-community")
-    (project / "CARD.md").write_text(_CARD)
+    project = write_project(tmp_path / "top", SOURCES["module_with_a_dependency"], "base", owner="kernels-community")
+    (project / "CARD.md").write_text(SOURCES["card_of_top"])
     return project
 
 

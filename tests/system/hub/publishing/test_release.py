@@ -15,7 +15,7 @@ import yaml
 from kernel_builder.config.variant import this_platform
 from kernel_builder.hub.verification import verify
 from tests.support.files import write_files
-from tests.support.places import CPU, PROJECTS, ROOT
+from tests.support.places import CPU, PROJECTS, ROOT, SOURCES
 from tests.support.programs import run
 from tests.support.running_hub import RunningHub
 
@@ -67,13 +67,6 @@ def test_the_documented_job_signs_only_files_that_it_has_rebuilt() -> None:
     assert "--revision $REVISION" in download
 
 
-# The roots of trust are all that differs from signing on a runner.
-TRUSTING = """
-import sys
-if "sign" in sys.orig_argv:
-    from sigstore.models import ClientTrustConfig
-    ClientTrustConfig.production = classmethod(lambda cls, offline=False: cls.from_json({trust!r}))
-"""
 RUN = "https://github.com/org/kernels/actions/runs/7"
 WORKFLOW = "org/kernels/.github/workflows/publish-kernels.yml@refs/tags/v1.0"
 
@@ -123,7 +116,7 @@ def test_the_release_rehearsed_against_our_own_hub(
     assert not (checkout / "kernels" / "stable-scale" / card.name).exists()
     assert not hub.api().repo_exists(f"{OWNER}/stable-scale", repo_type="kernel")
     (tmp_path / "trusting").mkdir()
-    (tmp_path / "trusting" / "sitecustomize.py").write_text(TRUSTING.format(trust=sigstore.trust))
+    (tmp_path / "trusting" / "sitecustomize.py").write_text(SOURCES["trusting_client"].format(trust=sigstore.trust))
     environment |= {"PYTHONPATH": str(tmp_path / "trusting"), **sigstore.job_of("org/kernels", WORKFLOW)}
     context |= {"needs.build.outputs.projects": "kernels/stable-scale", "secrets.hf-token": "any"}
     published = f"{OWNER}/stable-scale"

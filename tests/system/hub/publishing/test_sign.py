@@ -19,6 +19,7 @@ from kernel_format.signatures import key_bundle, read_private_key
 from kernel_format.tree_digest import SIGNATURE
 from tests.support.builder_process import run_builder
 from tests.support.cli import invoke
+from tests.support.places import SOURCES
 from tests.support.running_hub import RunningHub
 from tests.support.torch_process import run_with_torch
 
@@ -38,14 +39,7 @@ OURS = ("org/kernels", "org/kernels/.github/workflows/release.yml@refs/tags/v1.0
 
 def client_verdict(hub: RunningHub, trust: str) -> tuple[int, str]:
     """Return the exit status and output of `kernels verify-signature` with the given roots of trust."""
-    code = f"""
-import sys
-from sigstore.models import ClientTrustConfig
-ClientTrustConfig.production = classmethod(lambda cls, offline=False: cls.from_json({trust!r}))
-from kernels.cli import main
-sys.argv[1:] = ["verify-signature", "{REPO}", "1", "--all-variants"]
-main()
-"""
+    code = SOURCES["verify_by_client"].format(trust=trust, REPO=REPO)
     done = run_with_torch(code, **hub.environment)
     return done.returncode, done.stdout + done.stderr
 
