@@ -32,6 +32,7 @@ from kernel_sandbox.programs import find_program
 CARGO = Compiler(
     "cargo",
     to_assembler=None,
+    portable=False,  # build scripts and procedural macros may read the system's files
     hint="correct the crate; if cargo lacks a dependency, run `cargo fetch` in the project, since a build has no "
     "network, or vendor the crates: docs/build-toml.md, Rust",
 )
