@@ -61,8 +61,7 @@ def missing(graph: Graph, cache: Path, shared: Path | None = None) -> tuple[list
         output = output_path(cache, step)
         if _read(output) is not None:
             return True
-        objects = step.objects if isinstance(step, Binary) else (step,)
-        portable = all(of.compiler.portable for of in objects)
+        portable = all(of.compiler.portable for of in (step.objects if isinstance(step, Binary) else (step,)))
         content = _read(output_path(shared, step)) if shared and portable else None
         if content is not None:
             put(content, output)

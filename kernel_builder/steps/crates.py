@@ -76,8 +76,7 @@ def step(project: Project, kernel: Kernel, host: HostCompiler, title: str) -> Co
     home = Path(os.environ.get("CARGO_HOME", "~/.cargo")).expanduser()
     caches = {token(f"cargo-{number}"): path for number, path in enumerate(_cached(project, kernel, home))}
     generated = {f"{name}.sh": (_TEMPLATES / name).read_text() for name in ("crate", "rustc")}
-    library = _library(project, kernel)
-    own = [library, kernel.cargo_manifest]
+    own = [_library(project, kernel), kernel.cargo_manifest]
     return CompileStep(
         key=digest("crate", RECIPE, own, rust.identity, host.identity, hashed, generated),
         project=project.root,
