@@ -39,6 +39,7 @@ class Compiler:
     # assembler makes no list.
     to_assembler: str | None = "-Wa,--MD,{}"
     environment: Mapping[str, str] | None = None  # variables, with tokens
+    portable: bool = True  # whether a step's key covers all that its output depends on, on any machine
     hint: str | None = None  # the remedy for a rejected source for which no other hint fits
 
 

@@ -54,14 +54,15 @@ def missing(graph: Graph, cache: Path, shared: Path | None = None) -> tuple[list
     """Return the steps to run: the binaries that the cache lacks, and their objects that it lacks.
 
     Args:
-        shared: A second cache, which is only read. Its outputs are copied into the cache.
+        shared: A second cache, which is only read. Its portable outputs are copied into the cache.
     """
 
     def has(step: CompileStep | Binary) -> bool:
         output = output_path(cache, step)
         if _read(output) is not None:
             return True
-        content = _read(output_path(shared, step)) if shared else None
+        portable = all(of.compiler.portable for of in (step.objects if isinstance(step, Binary) else (step,)))
+        content = _read(output_path(shared, step)) if shared and portable else None
         if content is not None:
             put(content, output)
         return content is not None

@@ -32,6 +32,7 @@ from kernel_sandbox.programs import find_program
 CARGO = Compiler(
     "cargo",
     to_assembler=None,
+    portable=False,  # build scripts and procedural macros may read the system's files
     hint="correct the crate; if cargo lacks a dependency, run `cargo fetch` in the project, since a build has no "
     "network, or vendor the crates: docs/build-toml.md, Rust",
 )
@@ -75,8 +76,7 @@ def step(project: Project, kernel: Kernel, host: HostCompiler, title: str) -> Co
     home = Path(os.environ.get("CARGO_HOME", "~/.cargo")).expanduser()
     caches = {token(f"cargo-{number}"): path for number, path in enumerate(_cached(project, kernel, home))}
     generated = {f"{name}.sh": (_TEMPLATES / name).read_text() for name in ("crate", "rustc")}
-    library = _library(project, kernel)
-    own = [library, kernel.cargo_manifest]
+    own = [_library(project, kernel), kernel.cargo_manifest]
     return CompileStep(
         key=digest("crate", RECIPE, own, rust.identity, host.identity, hashed, generated),
         project=project.root,

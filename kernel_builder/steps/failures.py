@@ -68,9 +68,8 @@ def failure(
     kept = _write_log(cache, step.key, f"{step.title}\n\n{command}\n\n{output}")
     hint: str | None = None
     if foreign:
-        message = (
-            f"reads {some_of(foreign, _MOST_NAMES)}, which neither the project nor a toolchain of this variant has"
-        )
+        names = some_of(foreign, _MOST_NAMES)
+        message = f"reads {names}, which neither the project nor a toolchain of this variant has"
         hint = "copy the file into the project, and list it in `src`; other machines have another one, or none"
         output = ""
     elif isinstance(step, CompileStep):

@@ -51,8 +51,10 @@ def install_skill(skill: Skill, directories: Sequence[Path], *, force: bool) -> 
 
 
 def _differing_files(skill: Skill, path: Path) -> list[str]:
-    if path.is_symlink() or (path.exists() and not path.is_dir()):
-        raise ConfigError("is not a directory", where=str(path), hint="move it away, or name another with --dest")
+    # Relative directories are those of a project, whose links may lead out of it.
+    for part in (path, *(() if path.is_absolute() else path.parents)):
+        if part.is_symlink() or (part == path and path.exists() and not path.is_dir()):
+            raise ConfigError("is not a directory", where=str(part), hint="move it away, or name another with --dest")
     if not path.exists():
         return []
     present, offered = files_in(path), skill.files()

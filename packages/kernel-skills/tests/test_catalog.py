@@ -137,12 +137,17 @@ def test_edits_are_kept_unless_forced(edit: str, project: Path) -> None:
     assert files_in(installed) == find_skill("cuda-kernels").files()
 
 
-def test_a_link_is_not_followed(project: Path) -> None:
-    (project / "elsewhere").mkdir()
-    (project / "skills").mkdir()
-    (project / "skills" / "cuda-kernels").symlink_to(project / "elsewhere")
-    assert "is not a directory" in add("--dest", "skills", "--force").stderr
-    assert not list((project / "elsewhere").iterdir())
+@pytest.mark.attack
+@pytest.mark.parametrize("link", ["skills/cuda-kernels", "skills", ".cursor"])
+def test_a_link_is_not_followed(link: str, project: Path) -> None:
+    """A cloned project may have one, also above the skill's directory, that leads out of it."""
+    (project / link).parent.mkdir(exist_ok=True)
+    (project / "elsewhere/skills/cuda-kernels").mkdir(parents=True)
+    (project / link).symlink_to(project / "elsewhere")
+    to = ("--agent", "cursor") if link == ".cursor" else ("--dest", "skills")
+    refused = add(*to, "--force").stderr
+    assert f"{link}: is not a directory" in refused
+    assert not [path for path in (project / "elsewhere").rglob("*") if path.is_file()]
 
 
 def test_a_place_that_cannot_be_written(project: Path) -> None:

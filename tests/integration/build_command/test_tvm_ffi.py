@@ -146,3 +146,14 @@ def test_crates_come_from_cargos_cache(
     write_files(home, dict.fromkeys(private, ""))
     monkeypatch.setenv("CARGO_HOME", str(home))
     kernel_builder.build(project, "--no-load")
+
+
+@needs_cargo
+@pytest.mark.attack
+def test_objects_of_crates_come_from_this_machine(copy_project: Copy, kernel_builder: Run, new_cache: NewCache) -> None:
+    """A build script may read files of its machine, which no key of a step covers."""
+    shared = new_cache("shared")
+    for cache in (shared, new_cache("own")):
+        project = copy_project("rust-scale", f"in-{cache.name}")
+        answer = kernel_builder.build(project, "--no-load", cache=cache, KERNEL_BUILDER_SHARED_CACHE=str(shared))
+        assert answer["compiles"] == 1, answer

@@ -82,6 +82,7 @@ class Rehearsal:
         After a failure, only steps with `always()` run. Later jobs of the workflow know the outputs.
         """
         job = self.workflow["jobs"][name]
+        shutil.rmtree(self.context["runner.temp"], ignore_errors=True)
         known = {f"matrix.{key}": value for key, value in (matrix or {}).items()}
         failure: AssertionError | None = None
         for step in job["steps"]:
@@ -104,9 +105,9 @@ class Rehearsal:
 
     def _step(self, job: Mapping[str, Any], step: Mapping[str, Any], known: Mapping[str, str | None]) -> dict[str, str]:
         used = step.get("uses", "").partition("@")[0]
-        if used in {"actions/upload-artifact", "actions/download-artifact"}:
+        if "artifact" in used:
             given = {key: self._text(value, known) for key, value in step["with"].items()}
-            (self._upload if used.startswith("actions/up") else self._download)(given)
+            return self._upload(given) if used == "actions/upload-artifact" else self._download(given)
         if "run" not in step:
             return {}
         output = self.checkout.parent / "output"
@@ -120,15 +121,17 @@ class Rehearsal:
         run("bash", "-e", "-c", step["run"], cwd=self.checkout, env=environment)
         return dict(line.split("=", 1) for line in output.read_text().splitlines())
 
-    def _upload(self, given: Mapping[str, str]) -> None:
+    def _upload(self, given: Mapping[str, str]) -> dict[str, str]:
         path = self.checkout / given["path"]
         if path.exists():
             shutil.copytree(path, self.artifacts / given["name"], dirs_exist_ok=True)
         assert path.exists() or given.get("if-no-files-found") != "error", path
+        return {"artifact-id": given["name"]} if path.exists() else {}
 
-    def _download(self, given: Mapping[str, str]) -> None:
+    def _download(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Download or merge artifacts, whose ids are their names here."""
+        place = self.checkout / given["path"] if "path" in given else self.artifacts / given["name"]
         for artifact in sorted(self.artifacts.iterdir()):
-            if fnmatch.fnmatch(artifact.name, given["pattern"]):
-                place = self.checkout / given["path"]
-                merged = given.get("merge-multiple", "").lower() == "true"
-                shutil.copytree(artifact, place if merged else place / artifact.name, dirs_exist_ok=True)
+            if fnmatch.fnmatch(artifact.name, given.get("artifact-ids") or given["pattern"]):
+                shutil.copytree(artifact, place, dirs_exist_ok=True)
+        return {"artifact-id": place.name}

@@ -63,7 +63,7 @@ def test_jobs_that_run_code_of_a_pull_request_have_no_secret_and_only_read() -> 
         for step in job.get("steps", []):
             if step.get("uses", "").startswith("actions/checkout@"):
                 assert step["with"]["persist-credentials"] is False
-    assert jobs == 8  # test, device-code; twice a call, its selection, its build
+    assert jobs == 12  # test, device-code; twice a call and its selection, build, collection and tests
 
 
 def test_no_workflow_runs_with_the_rights_of_the_repository_on_a_pull_request() -> None:
@@ -151,6 +151,10 @@ class ManyKernels:
         for part in parts:
             if part["platform"] == this_platform():
                 rehearsal.job("build", part)
+        rehearsal.job("collect")
+        for part in json.loads(selected["tests"])["include"]:
+            if part["platform"] == this_platform():
+                rehearsal.job("test", part)
         return selected["projects"]
 
 
@@ -168,11 +172,11 @@ def test_a_pull_request_and_its_merge_rehearsed(hub: RunningHub, github: Running
     git(kernels.root, "merge", "--quiet", "--no-ff", "--no-edit", "pull")
     assert kernels.build("pull_request", "build") == "one"
     artifacts = tmp_path / "artifacts"
-    assert [path.name for path in artifacts.iterdir()] == ["packages-one-cpu-x86_64-linux"]
+    assert sorted(path.name for path in artifacts.iterdir()) == ["packages", "packages-one-cpu-x86_64-linux"]
     assert (tmp_path / "tested-one").exists()
     with pytest.raises(AssertionError, match="no kernel for cuda or rocm to emulate"):  # else its tests would run, too
         part = {"backend": "cuda", "platform": "x86_64-linux", "project": "one", "name": "one"}
-        kernels.workflow("build-kernels.yml", "pull_request", "build").job("build", part, only="Test")
+        kernels.workflow("build-kernels.yml", "pull_request", "build").job("test", part, only="Test")
 
     # The merge publishes the project, and only that.
     merged = git(kernels.root, "rev-parse", "HEAD")
@@ -180,7 +184,11 @@ def test_a_pull_request_and_its_merge_rehearsed(hub: RunningHub, github: Running
     git(kernels.root, "merge", "--quiet", merged)
     projects = kernels.build("push", "publish")
     assert projects == "one"
-    given = {"needs.build.outputs.projects": projects, "secrets.HF_TOKEN": "any"}
+    given = {
+        "needs.build.outputs.projects": projects,
+        "needs.build.outputs.packages": "packages",
+        "secrets.HF_TOKEN": "any",
+    }
     publishing = kernels.workflow("publish-kernels.yml", "push", "publish", **given)
     assert publishing.runs("publish", build="success", gpu="skipped")
     publishing.job("publish")

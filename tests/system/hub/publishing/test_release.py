@@ -47,12 +47,19 @@ def test_workflows_are_safe() -> None:
 
 
 @pytest.mark.attack
-def test_no_cache_has_files_that_tests_could_change() -> None:
+def test_tests_change_no_cache_and_no_artifact_that_a_release_uses() -> None:
+    workflows = {file.name: yaml.safe_load(file.read_text()) for file in WORKFLOWS}
     for file in [*WORKFLOWS, *ACTIONS]:
         assert "actions/cache@" not in file.read_text()  # it saves at the end of the job
-    job = yaml.safe_load((ROOT / ".github/workflows/build-kernels.yml").read_text())["jobs"]["build"]
-    steps = [step.get("name") or step["uses"] for step in job["steps"]]
-    assert steps[2:5] == ["Build", "Save the compiled objects", "Save the toolchains"] and steps[-1] == "Test"
+    for workflow in workflows.values():
+        for step in (step for job in workflow["jobs"].values() for step in job.get("steps", [])):
+            if "download-artifact" in step.get("uses", ""):  # tests can create artifacts of any other name
+                assert step["with"].keys() == {"artifact-ids", "path"}, step
+                assert "outputs" in step["with"]["artifact-ids"] or "inputs" in step["with"]["artifact-ids"]
+    jobs = workflows["build-kernels.yml"]["jobs"]
+    job = jobs["build"]
+    assert job["steps"][-1]["name"] == "Keep the packages" and "collect" in jobs["test"]["needs"]
+    assert workflows["publish-kernels.yml"]["jobs"]["build"]["with"]["cache"] is False
     # No key of a project begins with the prefix of another, also of one with the same name.
     (keys,) = [step for step in yaml.safe_load(ACTIONS[0].read_text())["runs"]["steps"] if step.get("id") == "keys"]
     assert "matrix.project" in job["steps"][1]["with"]["cache"]
@@ -103,6 +110,7 @@ def test_the_release_rehearsed_against_our_own_hub(
     for part in parts:
         if part["platform"] == this_platform():
             building.job("build", part)
+    context["needs.build.outputs.packages"] = building.job("collect")["packages"]
     context["needs.build.outputs.projects"] = selected["projects"]
     rehearsal = Rehearsal(checkout, context, environment)
     assert not rehearsal.runs("gpu", build="failure")
@@ -157,7 +165,6 @@ def test_the_gpu_job_rehearsed_without_a_gpu(tmp_path: Path) -> None:
     context = {
         "inputs.kernels": "kernels/relu",
         "inputs.backend": "cpu",
-        "inputs.packages": "false",
         "inputs.benchmark-options": "--rounds 3 --against eager --only device --shapes 64x64",
     }
     # The tests of a new project are in test_first_kernel.py.
