@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernel_builder.api import ALLOWED_PEERS, Deviation, deviation, fault
 from kernel_judge.judge.reference import Arguments, Reference, Tensors
 
 Given = tuple[Reference, Arguments]  # the reference, and the inputs of results
-_ALLOWED = 4.0  # times eager's largest error, where eager is outside of the tolerance
-_LARGEST_ERROR = 0.05  # of a result, relative to its norm, unless eager's is larger
+_ALLOWED = 4.0  # times eager's error
+_GROUPS, _LEAST = 1024, 8  # powers of four that float64 has; elements of a group
+_UNITS = 4  # in the last place of float32, since sums in another order are as good; of float64 1024 times as many
+_LARGE_ERROR, _ALLOWED_LARGE = 0.05, 1.5  # of a group's mean magnitude; the allowed times eager's above it
+_AT_A_TIME = 1 << 24  # elements, to save memory
 
 
 @dataclass(frozen=True)
@@ -105,34 +107,71 @@ def described(number: int, results: int, a: Tensor, b: Tensor, wrong: Tensor) ->
     return Difference(kind, text, facts)
 
 
-class ErrorRule:
-    """The error of a candidate against float64, over all inputs of one kind, beside eager's.
+class _Errors(NamedTuple):
+    """Sums and largest values of the elements of a result, by the power of four of the expected value.
 
-    One input can favour eager by chance, a single number above all. So the candidate's error on each input is compared
-    with eager's largest.
+    The rows of both tensors: the number of elements, the magnitude, eager's error, the candidate's error.
     """
 
-    def __init__(self, tolerance: float) -> None:
-        self._tolerance = tolerance
-        self.worst: list[Deviation] = []
-        self._candidate: list[Deviation] = []
+    sums: Tensor
+    most: Tensor
+    unit: float  # the relative error that sums in another order may have
 
-    def add(self, results: Tensors, eager: Tensors, exact: Tensors) -> None:
+    def in_groups(self, groups: Tensor) -> Tensor:
+        """Return the mean and the largest value of each row in joined groups."""
+        sums = torch.zeros_like(self.sums).index_add_(1, groups, self.sums)
+        most = torch.zeros_like(self.most).scatter_reduce_(1, groups.expand_as(self.most), self.most, "amax")
+        return torch.stack([sums / sums[0].clamp(min=1), most])
+
+
+class ErrorRule:
+    """The errors of a candidate over all inputs of one shape, beside eager's.
+
+    Errors are compared among elements of similar magnitude, so that large elements hide no errors of small ones. The
+    expected results alone decide which these are: those in float64, or without them eager's, with twice the tolerance.
+    """
+
+    def __init__(self, tolerance: float, has_exact: bool = True) -> None:
+        self._tolerance, self._has_exact = tolerance, has_exact
+        self._seen: list[_Errors] = []
+
+    def add(self, results: Tensors, eager: Tensors, expected: Tensors) -> None:
         """Note the errors on one input."""
-        ours, eagers = _errors(results, eager, exact)
-        self._candidate = _largest(self._candidate, ours)
-        self.worst = _largest(self.worst, eagers, list(map(_rounding, results)))
+        errors = list(map(_errors, results, eager, expected))
+        both = zip(errors, self._seen, strict=False)
+        added = [_Errors(a.sums + b.sums, torch.maximum(a.most, b.most), a.unit) for a, b in both]
+        self._seen = added or errors
 
-    def fault(self) -> str | None:
-        """Return why the candidate is less accurate than eager, or None."""
-        return _fault(self._candidate, self.worst)
+    def fault(self, ours: Sequence[_Errors] | None = None, factor: float = 1.0) -> str | None:
+        """Return why the candidate is less accurate than eager, on all inputs or in other results, or None."""
+        ours = self._seen if ours is None else ours
+        for number, (errors, seen) in enumerate(zip(ours, self._seen or ours, strict=True), 1):
+            groups = _joined(errors.sums[0])
+            count = torch.zeros_like(errors.sums[0]).index_add_(0, groups, errors.sums[0])
+            (_, size, plain, error), others = errors.in_groups(groups).unbind(1), seen.in_groups(groups)[:, 2]
+            eager = torch.maximum(plain, others)
+            # Elements near zero may be differences of larger ones, with their rounding errors: these are many more.
+            scale = torch.minimum(size * count.flip(0).cumsum(0).flip(0) / count.clamp(min=1), size.max())
+            allowed = _ALLOWED * torch.maximum(eager, errors.unit * scale)
+            allowed[0] = allowed[0].minimum(torch.maximum(_ALLOWED_LARGE * eager, _LARGE_ERROR * scale)[0])
+            if not self._has_exact:
+                allowed = torch.stack([2 * self._tolerance * scale[0], torch.full_like(scale[0], math.inf)])
+            for kind, group in (error > factor * allowed).nonzero().tolist():
+                return (
+                    f"{'its error' if len(ours) == 1 else f'the error of result {number}'} is "
+                    f"{error[kind, group]:.2g} {('on average', 'at most')[kind]} where results are about "
+                    f"{size[0, group]:.2g}, and {factor * allowed[kind, group]:.2g} is allowed (eager PyTorch: "
+                    f"{eager[kind, group]:.2g})"
+                )
+        return None
 
     def agree(self, reference: Reference, given: Arguments, results: Tensors, eager: Tensors) -> bool:
         """Return whether results of a timed call are right: near eager's, or else by the rules of the checked inputs.
 
         There are many more timed calls: twice the tolerance and the error are no failure.
         """
-        if all(map(self._near, results, eager, self.worst or map(_rounding, eager))):
+        near = self._has_exact and not difference(results, eager, None, self._tolerance, (reference, given))
+        if near and not self.fault(list(map(_errors, results, eager, eager)), 2.0):
             return True
         exact = reference.exact(given)
         if reference.has_rule:
@@ -140,68 +179,36 @@ class ErrorRule:
                 return False
         elif difference(results, eager, exact, 2 * self._tolerance, (reference, given)):
             return False
-        if not self.worst or exact is None:
-            return True
-        ours, eagers = _errors(results, eager, exact)
-        return _fault(ours, _largest(self.worst, eagers), 2.0) is None
-
-    def _near(self, result: Tensor, plain: Tensor, worst: Deviation) -> bool:
-        """Return whether a result is so near eager's that no float64 is needed."""
-        if not plain.is_floating_point():
-            return torch.equal(result.to(plain.dtype), plain)
-        other = result != plain
-        is_near = finite_error(result[other], plain[other]).relative <= 2 * (1 + ALLOWED_PEERS) * worst.relative
-        absolute = self._tolerance * min(1.0, largest(plain))
-        return is_near and not bool(differs(result.double(), plain.double(), self._tolerance, absolute).any())
+        return not self._seen or not self.fault(list(map(_errors, results, eager, exact or eager)), 2.0)
 
 
-def _fault(ours: Sequence[Deviation], eagers: Sequence[Deviation], factor: float = 1.0) -> str | None:
-    """Return why errors are too large beside eager's, or None.
+def _errors(result: Tensor, plain: Tensor, expected: Tensor) -> _Errors:
+    """Return the errors of a result and of eager's `plain`, where both eager's and the expected value are finite.
 
-    An error of more than a share of the result is too large, however inexact eager is, if it exceeds eager's.
+    Eager's error counts as at least a quarter unit in the last place.
     """
-    allowed = [
-        Deviation(min(ALLOWED_PEERS * error.relative, max(error.relative, _LARGEST_ERROR)), ALLOWED_PEERS * error.ulps)
-        for error in eagers
-    ]
-    return fault(ours, allowed, factor)
+    sums, most = torch.zeros(2, 4, _GROUPS, dtype=torch.float64, device=plain.device)
+    if not plain.is_floating_point():
+        return _Errors(sums.cpu(), most.cpu(), 0.0)
+    info, single = torch.finfo(plain.dtype), torch.finfo(torch.float32)
+    for some in zip(*(torch.split(tensor.flatten(), _AT_A_TIME) for tensor in (result, expected, plain)), strict=True):
+        finite = some[1].isfinite() & some[2].isfinite()
+        a, b, c = (tensor[finite].double() for tensor in some)
+        group = (b.view(torch.int64) >> 53) & (_GROUPS - 1)  # all bits of the exponent but the last
+        rounding = b.abs().clamp(min=info.tiny) * (info.eps / 4) + single.tiny
+        values = torch.ones_like(b), b.abs(), torch.maximum((c - b).abs(), rounding), (a - b).abs().nan_to_num(math.inf)
+        for row, value in enumerate(values):
+            sums[row].index_add_(0, group, value)
+            most[row].scatter_reduce_(0, group, value, "amax")
+    return _Errors(sums.cpu(), most.cpu(), _UNITS * (1024 * info.eps if info.bits == 64 else single.eps))
 
 
-def _rounding(result: Tensor) -> Deviation:
-    """Return an error that eager is taken to have at least.
-
-    In float32 it is four units in the last place, since sums in another order are as good; a lower precision is
-    thousands of units off. In the 16-bit dtypes it is the rounding error of the exact result.
-    """
-    if not result.is_floating_point():
-        return Deviation(0.0, 0.0)
-    eps = torch.finfo(result.dtype).eps
-    return Deviation(4 * eps, 4.0) if result.dtype == torch.float32 else Deviation(eps / 4, 0.5)
-
-
-def _errors(results: Tensors, eager: Tensors, exact: Tensors) -> tuple[list[Deviation], list[Deviation]]:
-    """Return the errors of results and those of eager.
-
-    Elements that are equal in both, and rounded float64 results, do not count: the large constant of a mask would make
-    all errors small.
-    """
-    errors = []
-    for result, plain, known in zip(results, eager, exact, strict=True):
-        other = result != plain
-        if plain.is_floating_point():
-            other |= (plain - known).abs() > torch.finfo(plain.dtype).eps / 2 * known.abs()
-        errors.append((finite_error(result[other], known[other]), finite_error(plain[other], known[other])))
-    return [of[0] for of in errors], [of[1] for of in errors]
-
-
-def finite_error(result: Tensor, exact: Tensor) -> Deviation:
-    """Return the error of the elements that are finite in both."""
-    if not result.is_floating_point():
-        return Deviation(0.0, 0.0)
-    finite = result.isfinite() & exact.isfinite()
-    return deviation(result, exact) if bool(finite.all()) else deviation(result[finite], exact[finite])
-
-
-def _largest(*errors: Sequence[Deviation]) -> list[Deviation]:
-    """Return the largest errors of each result; a list may be empty."""
-    return [Deviation(*map(max, zip(*of_one, strict=True))) for of_one in zip(*filter(None, errors), strict=True)]
+def _joined(counts: Tensor) -> Tensor:
+    """Return the numbers of joined groups, each of several elements beside zeros, but for the last one."""
+    joined, group, held = [], 0, 0.0
+    for place, count in enumerate(counts.tolist()):
+        joined.append(group)
+        held += count if place else 0
+        if held >= _LEAST:
+            group, held = group + 1, 0.0
+    return torch.tensor(joined)

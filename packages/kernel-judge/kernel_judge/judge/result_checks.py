@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from kernel_builder.api import POISON
+from kernel_builder.api import POISON, deviation
 from kernel_format.errors import ConfigError
-from kernel_judge.judge.comparison import Difference, ErrorRule, difference, finite_error
+from kernel_judge.judge.comparison import Difference, ErrorRule, difference
 from kernel_judge.judge.evaluation import synchronize
 from kernel_judge.judge.outside_inputs import expected_results, outside_inputs
 from kernel_judge.judge.reference import Arguments, Reference, Results, Tensors
@@ -57,7 +57,7 @@ class ResultChecks:
     ) -> None:
         self._worker, self._references = worker, references
         self._tolerance, self._seconds, self._compares_errors = tolerance, seconds, compares_errors
-        self.rules = [ErrorRule(tolerance) for _ in references]
+        self.rules = [ErrorRule(tolerance, reference.has_exact) for reference in references]
         self.suspicious: list[str] = []
         self._rounding = 0.0  # of the candidate, where the task's rule accepts lower precisions
         self._before: dict[int, Tensors] = {}
@@ -79,7 +79,7 @@ class ResultChecks:
                 ) from failure
         self._check_constants(cases)
         for number, rule in enumerate(self.rules):
-            if rule.worst and (reason := rule.fault()):
+            if reason := rule.fault():
                 raise RejectedError(
                     "inaccurate", f"it is less accurate than eager PyTorch: {reason}", cases.get(number)
                 )
@@ -173,13 +173,14 @@ class ResultChecks:
         if number not in self._before:
             self._check_layout(number, case)
             if exact is not None and not self._compares_errors:
-                errors = [finite_error(*pair).relative for pair in zip(first, exact, strict=True)]
-                self._rounding = max(self._rounding, *errors)
+                self._rounding = max(
+                    self._rounding, *(deviation(*pair).relative for pair in zip(first, exact, strict=True))
+                )
         if repeat and not all(map(torch.equal, first, again)):
             sentence = "Its results for equal inputs differ, within the tolerance."
             self.suspicious += [sentence] if sentence not in self.suspicious else []
-        if exact is not None and self._compares_errors:
-            self.rules[number].add(first, eager, exact)
+        if self._compares_errors and not (exact is None and reference.has_rule):
+            self.rules[number].add(first, eager, exact or eager)
         self._varieties.setdefault(number, _Variety(first, exact or eager)).add(first, exact or eager)
         self._before[number] = eager
 
