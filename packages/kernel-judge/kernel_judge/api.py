@@ -16,19 +16,9 @@ from kernel_judge.search.tries import Try, tries_of
 from kernel_judge.search.workspace import task_path
 
 __all__ = [
-    "CUDA_KERNELS",
-    "RIGHT",
-    "SKILL",
-    "WRONG",
-    "Limits",
-    "Notify",
-    "SearchRequest",
-    "Try",
-    "read_tries",
-    "run_limited",
-    "run_search",
-    "task_path",
-]
+    "CUDA_KERNELS", "RIGHT", "SKILL", "WRONG", "Limits", "Notify", "SearchRequest", "Try", "read_tries", "run_limited",
+    "run_search", "task_path",
+]  # fmt: skip
 
 
 def run_search(request: SearchRequest, notify: Notify) -> None:

@@ -81,9 +81,5 @@ def candidate_digest(candidate: Path) -> str:
 
 def files_of(directory: Path) -> list[Path]:
     """Return the files of a project, without those that its symbolic links lead to."""
-    files = []
-    for path in sorted(directory.rglob("*")):
-        names = path.relative_to(directory).parts
-        if path.is_file() and not path.is_symlink() and not ignored("", names):
-            files.append(path)
-    return files
+    files = [path for path in sorted(directory.rglob("*")) if path.is_file() and not path.is_symlink()]
+    return [path for path in files if not ignored("", path.relative_to(directory).parts)]

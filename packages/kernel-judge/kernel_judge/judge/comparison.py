@@ -156,12 +156,13 @@ class ErrorRule:
             allowed[0] = allowed[0].minimum(torch.maximum(_ALLOWED_LARGE * eager, _LARGE_ERROR * scale)[0])
             if not self._has_exact:
                 allowed = torch.stack([2 * self._tolerance * scale[0], torch.full_like(scale[0], math.inf)])
-            for kind, group in (error > factor * allowed).nonzero().tolist():
+            allowed *= factor
+            for kind, group in (error > allowed).nonzero().tolist():
+                ours_there, about, most, eagers = (float(of[kind, group]) for of in (error, size, allowed, eager))
                 return (
-                    f"{'its error' if len(ours) == 1 else f'the error of result {number}'} is "
-                    f"{error[kind, group]:.2g} {('on average', 'at most')[kind]} where results are about "
-                    f"{size[0, group]:.2g}, and {factor * allowed[kind, group]:.2g} is allowed (eager PyTorch: "
-                    f"{eager[kind, group]:.2g})"
+                    f"{'its error' if len(ours) == 1 else f'the error of result {number}'} is {ours_there:.2g} "
+                    f"{('on average', 'at most')[kind]} where results are about {about:.2g}, and {most:.2g} is allowed "
+                    f"(eager PyTorch: {eagers:.2g})"
                 )
         return None
 

@@ -20,7 +20,7 @@ class Placeholder(NamedTuple):
 # The names of a worker's failures; a candidate that forges an answer cannot add one.
 FAILURES = (
     "forged-answer", "missing-parameter", "no-gradient", "no-model", "not-a-tensor", "patched", "raised", "wrong-dtype",
-    "wrong-shape",
+    "wrong-shape", "wrong-strides",
 )  # fmt: skip
 
 

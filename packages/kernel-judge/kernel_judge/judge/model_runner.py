@@ -195,21 +195,31 @@ class ModelRunner:
                     raise ResultError("wrong-dtype", f"a result is {name}; expected {slot.dtype}")
                 if result.data_ptr() in self._judges_memory:  # the copy, whose time is subtracted, would cost nothing
                     raise ResultError("forged-answer", "a result is in the judge's memory; return memory of your own")
+                if not result.is_contiguous() and _overlaps(result):
+                    strides = f"a result of shape {list(result.shape)} has strides {result.stride()}"
+                    raise ResultError("wrong-strides", f"{strides}: elements share memory; allocate all of it")
                 target.copy_(result)
 
     def dtypes(self) -> list[str]:
         """Return the names of the dtypes of the results of the last call."""
         return [str(result.dtype).removeprefix("torch.") for result in self._held[0]]
 
-    def layout(self) -> list[list[list[int]]]:
-        """Return the strides of the results of the last command."""
-        return [[list(result.stride()) for result in held] for held in self._held]
-
     def _arguments(self, call: Any) -> Any:
         skeleton, slots, grads = call
         tensors = [self._inputs.tensor(slot) for slot in slots]
         arguments = tensors if skeleton is None else with_tensors(skeleton, tensors)
         return arguments, None if grads is None else [self._inputs.tensor(slot) for slot in grads]
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Return whether two elements of a tensor have one address."""
+    reach = 1
+    for step, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length > 1:
+            if step < reach:
+                return True
+            reach = step * (length - 1) + reach
+    return False
 
 
 def answer(runner: ModelRunner, command: str, arguments: Sequence[Any]) -> dict[str, Any]:

@@ -76,12 +76,9 @@ class PeerWorkers(ExitStack):
         end = time.monotonic() + seconds
         waited = f"it was not ready within {max(seconds, 0.0):.0f} s after the candidate was checked"
         for mode, count in self._waiting.items():
-            limit = _START_SECONDS if mode == EAGER else max(end - time.monotonic(), 0.01)
             try:
                 for _ in range(count):
-                    self.workers[mode].wait(limit)
-                    if mode != EAGER:
-                        limit = max(end - time.monotonic(), 0.01)
+                    self.workers[mode].wait(_START_SECONDS if mode == EAGER else max(end - time.monotonic(), 0.01))
             except WorkerFailure as failure:
                 late = failure.kind == "timeout" and mode != EAGER
                 self.leave_out(mode, WorkerFailure("timeout", waited) if late else failure)

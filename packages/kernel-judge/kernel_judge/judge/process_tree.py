@@ -187,12 +187,6 @@ def disk_bytes(directory: Path) -> int:
     return total
 
 
-def free_bytes(directory: Path) -> int:
-    """Return the free space of a directory's file system."""
-    status = os.statvfs(directory)
-    return status.f_bfree * status.f_frsize
-
-
 def nameless_bytes(processes: Iterable[int], apart: Iterable[int] = ()) -> int:
     """Return the bytes of the open files of processes that have no name: deleted ones, and memory of `memfd_create`.
 

@@ -140,10 +140,14 @@ class Reference:
         return self._evaluate(self._model, given, lambda tensor: tensor.clone())
 
     def exact(self, given: Arguments) -> Tensors | None:
-        """Return the results in float64, or None if the model cannot be computed so."""
+        """Return the results in float64, or None if the model cannot be computed so.
+
+        Larger numbers than the result's dtype has, such as a mask's `torch.finfo(x.dtype).min`, are its largest.
+        """
         if not self.has_exact:
             return None
-        return self._evaluate(self._exact, given, _widened)
+        results = self._evaluate(self._exact, given, _widened)
+        return [_within(result, dtype) for result, (_, dtype) in zip(results, self.results, strict=True)]
 
     def nearby(self, given: Arguments) -> Iterator[Tensors]:
         """Yield eager's and the float64 results for inputs that differ in their last places, up or down.
@@ -207,7 +211,7 @@ class Reference:
         state = self._state()
         self._evaluate(self._model, other, torch.clone)
         now = self._state()
-        changed = {name for name in now.keys() | state if not _equal(now.get(name), state.get(name))}
+        changed = {name for name in now.keys() | state if now.get(name) != state.get(name)}
         self.statistics = {name for name in changed if name.endswith(_STATISTICS)}
         if other_state := changed - self.statistics:
             self._refuse(f"each call of the reference changes its {min(other_state)}", "take and return it as a tensor")
@@ -236,13 +240,13 @@ class Reference:
     def _refuse(self, text: str, hint: str) -> NoReturn:
         raise ConfigError(text, where=self._path, hint=f"{hint}: the judge compares the results of each call only")
 
-    def _state(self) -> dict[str, torch.Tensor]:
+    def _state(self) -> dict[str, bytes]:
         """Return copies of the bytes of parameters, buffers, and tensors, numbers and texts in other attributes."""
         named = [*self._model.named_parameters(), *self._model.named_buffers()]
         for place, module in self._model.named_modules():
             own = vars(module).keys() - vars(torch.nn.Module()).keys()
             named += (leaf for name in own for leaf in _leaves(f"{place}.{name}".strip("."), vars(module)[name]))
-        return dict(zip(dict(named), _bits(dict(named).values()), strict=True))
+        return {name: _bits([value])[0].cpu().numpy().tobytes() for name, value in dict(named).items()}
 
     def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(getattr(torch, self.dtype)) if self.dtype and tensor.is_floating_point() else tensor
@@ -272,10 +276,6 @@ class Reference:
         """Return the bytes of the candidate's results, divided by those of the reference's."""
         return _bytes(self.accepted) / max(_bytes(self.results), 1)
 
-    def dtypes(self, given: Arguments) -> set[torch.dtype]:
-        """Return the dtypes of inputs and parameters."""
-        return {tensor.dtype for tensor in (*given.tensors, *self.state.values())}
-
     def count_operations(self) -> None:
         """Set `operations`."""
         given = self.arguments(self.seed)
@@ -302,10 +302,6 @@ def _bits(tensors: Iterable[torch.Tensor]) -> Tensors:
     return [tensor.flatten().contiguous().view(torch.uint8).clone() for tensor in tensors]
 
 
-def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    return one is not None and other is not None and torch.equal(one, other)
-
-
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors in a value, and its numbers and texts as tensors, with their names."""
     if isinstance(value, torch.Tensor):
@@ -318,6 +314,11 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield from _leaves(f"{name}.{number}", inside)
     elif value is None or isinstance(value, (bool, int, float, str)):
         yield name, torch.tensor(list(repr(value).encode()), dtype=torch.uint8)
+
+
+def _within(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    most = torch.finfo(dtype).max if dtype.is_floating_point else math.inf
+    return tensor if most == math.inf else torch.where(tensor.isinf(), tensor, tensor.clamp(-most, most))
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:

@@ -170,12 +170,9 @@ class ResultChecks:
                         case,
                     )
                 raise self._named(wrong, number, results, case)
-        if number not in self._before:
-            self._check_layout(number, case)
-            if exact is not None and not self._compares_errors:
-                self._rounding = max(
-                    self._rounding, *(deviation(*pair).relative for pair in zip(first, exact, strict=True))
-                )
+        if number not in self._before and exact is not None and not self._compares_errors:
+            errors = (deviation(*pair).relative for pair in zip(first, exact, strict=True))
+            self._rounding = max(self._rounding, *errors)
         if repeat and not all(map(torch.equal, first, again)):
             sentence = "Its results for equal inputs differ, within the tolerance."
             self.suspicious += [sentence] if sentence not in self.suspicious else []
@@ -233,17 +230,6 @@ class ResultChecks:
         sentence = f"Its results are {names}, the reference's {expected}: the task's rule decides on dtypes."
         self.suspicious += [sentence] if sentence not in self.suspicious else []
         return True
-
-    def _check_layout(self, number: int, case: dict[str, Any]) -> None:
-        answer = self._worker.ask("layout", seconds=self._seconds)
-        results = self._references[number].results
-        strides = [stride for call in answer for stride in call] if has_form(answer, [[[int]]]) else []
-        if [len(stride) for stride in strides] != [len(shape) for shape, _ in results]:
-            raise RejectedError("forged-answer", "it changes the answers of the judge's worker", case)
-        for (shape, _), stride in zip(results, strides, strict=True):
-            if _overlaps(shape, stride):
-                text = f"a result of shape {list(shape)} has strides {stride}, so that elements share memory"
-                raise RejectedError("wrong-strides", f"{text}; allocate all of it", case)
 
     def _named(self, wrong: Difference, number: int, results: Tensors, case: dict[str, Any]) -> RejectedError:
         """Return the rejection, by the name of the failure."""
@@ -340,14 +326,3 @@ def describe(reference: Reference, given: Arguments) -> dict[str, Any]:
         "seed": given.seed,
         "sizes": {name: list(size) if isinstance(size, tuple) else size for name, size in reference.sizes.items()},
     }
-
-
-def _overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Return whether two elements of a tensor have one address."""
-    reach = 1
-    for step, length in sorted(zip(stride, shape, strict=True)):
-        if length > 1:
-            if step < reach:
-                return True
-            reach = step * (length - 1) + reach
-    return False

@@ -183,8 +183,7 @@ def _changes(task: Task, sizes: Sizes, name: str, where: str, *, free: bool) -> 
         before, after = _layout(task, sizes, where), _layout(task, other, where)
     except Exception:
         return False
-    same_constructor = before[0] == after[0]
-    return before[1] != after[1] and same_constructor is free
+    return before[1] != after[1] and (before[0] == after[0]) is free
 
 
 def _layout(task: Task, sizes: Sizes, where: str) -> tuple[str, list[Any]]:

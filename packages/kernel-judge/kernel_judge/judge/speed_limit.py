@@ -55,7 +55,7 @@ class Limit(NamedTuple):
 def measure_limit(reference: Reference, given: Arguments, timer: Clock) -> Limit:
     """Measure the limit of a call with these inputs."""
     read, written = reference.moved(given)
-    dtypes = [dtype for dtype in reference.dtypes(given) if dtype in _MATRIX_DTYPES]
+    dtypes = {tensor.dtype for tensor in (*given.tensors, *reference.state.values())} & _MATRIX_DTYPES
     operations = reference.operations if dtypes else 0
     device = reference.device
     with timer.context():

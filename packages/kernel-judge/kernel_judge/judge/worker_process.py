@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,7 +32,6 @@ from kernel_judge.judge.process_tree import (
     STOPPED,
     descendants,
     disk_bytes,
-    free_bytes,
     map_deleted_files,
     memory_bytes,
     nameless_bytes,
@@ -86,7 +86,7 @@ class WorkerProcess(ExitStack):
         self._tokens: deque[str | None] = deque([None])
         with ExitStack() as opened:
             self.scratch = opened.enter_context(temporary_directory())
-            self._free = free_bytes(self.scratch)
+            self._free = shutil.disk_usage(self.scratch).free
             self.inputs, self.outputs = (Arena(device, arena_bytes) for _ in range(2))
             opened.callback(self.inputs.close)
             opened.callback(self.outputs.close)
@@ -161,7 +161,7 @@ class WorkerProcess(ExitStack):
         arenas = [*self.inputs.descriptors, *self.outputs.descriptors]
         files = disk_bytes(self.scratch) + nameless_bytes(processes, arenas)
         files += self.inputs.excess() + self.outputs.excess()
-        lost = self._free - free_bytes(self.scratch)
+        lost = self._free - shutil.disk_usage(self.scratch).free
         if lost > MOST_DISK and map_deleted_files(processes):
             files = max(files, lost)
         for name, used, most, unit in (
