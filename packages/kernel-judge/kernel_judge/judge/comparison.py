@@ -16,7 +16,8 @@ Given = tuple[Reference, Arguments]  # the reference, and the inputs of results
 _ALLOWED = 4.0  # times eager's error
 _GROUPS, _LEAST = 1024, 8  # powers of four that float64 has; elements of a group
 _UNITS = 4  # in the last place of float32, since sums in another order are as good; of float64 1024 times as many
-_LARGE_ERROR, _ALLOWED_LARGE = 0.05, 1.5  # of a group's mean magnitude; the allowed times eager's above it
+_FAR = 4.0**10  # times an element: larger ones are not where its rounding error is from
+_LARGE_ERROR, _ALLOWED_LARGE = 0.05, 1.5  # of a group's magnitude; the allowed times eager's above it
 _AT_A_TIME = 1 << 24  # elements, to save memory
 
 
@@ -119,8 +120,9 @@ class _Errors(NamedTuple):
 
     def in_groups(self, groups: Tensor) -> Tensor:
         """Return the mean and the largest value of each row in joined groups."""
-        sums = torch.zeros_like(self.sums).index_add_(1, groups, self.sums)
-        most = torch.zeros_like(self.most).scatter_reduce_(1, groups.expand_as(self.most), self.most, "amax")
+        sums, most = torch.zeros(2, len(self.sums), int(groups[-1]) + 1, dtype=self.sums.dtype)
+        sums.index_add_(1, groups, self.sums)
+        most.scatter_reduce_(1, groups.expand_as(self.most), self.most, "amax")
         return torch.stack([sums / sums[0].clamp(min=1), most])
 
 
@@ -146,16 +148,19 @@ class ErrorRule:
         """Return why the candidate is less accurate than eager, on all inputs or in other results, or None."""
         ours = self._seen if ours is None else ours
         for number, (errors, seen) in enumerate(zip(ours, self._seen or ours, strict=True), 1):
-            groups = _joined(errors.sums[0])
-            count = torch.zeros_like(errors.sums[0]).index_add_(0, groups, errors.sums[0])
+            counts = errors.sums[0].index_fill(0, torch.tensor(0), 0.0)  # without zeros, in the group of the smallest
+            groups = _joined(counts)
+            count = torch.zeros(int(groups[-1]) + 1, dtype=counts.dtype).index_add_(0, groups, counts).clamp(min=1)
             (_, size, plain, error), others = errors.in_groups(groups).unbind(1), seen.in_groups(groups)[:, 2]
             eager = torch.maximum(plain, others)
             # Elements near zero may be differences of larger ones, with their rounding errors: these are many more.
-            scale = torch.minimum(size * count.flip(0).cumsum(0).flip(0) / count.clamp(min=1), size.max())
+            largest = size[1]
+            larger = (largest >= largest[:, None]) & (largest <= _FAR * largest[:, None])
+            scale = torch.minimum(largest * (larger * count).sum(1) / count, (larger * largest).amax(1))
             allowed = _ALLOWED * torch.maximum(eager, errors.unit * scale)
-            allowed[0] = allowed[0].minimum(torch.maximum(_ALLOWED_LARGE * eager, _LARGE_ERROR * scale)[0])
+            allowed[0] = allowed[0].minimum(torch.maximum(_ALLOWED_LARGE * eager[0], _LARGE_ERROR * scale))
             if not self._has_exact:
-                allowed = torch.stack([2 * self._tolerance * scale[0], torch.full_like(scale[0], math.inf)])
+                allowed = torch.stack([2 * self._tolerance * scale, torch.full_like(scale, math.inf)])
             allowed *= factor
             for kind, group in (error > allowed).nonzero().tolist():
                 ours_there, about, most, eagers = (float(of[kind, group]) for of in (error, size, allowed, eager))
@@ -176,25 +181,22 @@ class ErrorRule:
             return True
         exact = reference.exact(given)
         if reference.has_rule:
-            if reference.fault(given, results, eager):
-                return False
-        elif difference(results, eager, exact, 2 * self._tolerance, (reference, given)):
-            return False
-        return not self._seen or not self.fault(list(map(_errors, results, eager, exact or eager)), 2.0)
+            wrong: Any = reference.fault(given, results, eager)
+        else:
+            wrong = difference(results, eager, exact, 2 * self._tolerance, (reference, given))
+        return not wrong and not (self._seen and self.fault(list(map(_errors, results, eager, exact or eager)), 2.0))
 
 
 def _errors(result: Tensor, plain: Tensor, expected: Tensor) -> _Errors:
-    """Return the errors of a result and of eager's `plain`, where both eager's and the expected value are finite.
-
-    Eager's error counts as at least a quarter unit in the last place.
-    """
+    """Return the errors where eager's `plain` and the expected value are finite. Eager's is a quarter unit at least."""
     sums, most = torch.zeros(2, 4, _GROUPS, dtype=torch.float64, device=plain.device)
     if not plain.is_floating_point():
         return _Errors(sums.cpu(), most.cpu(), 0.0)
     info, single = torch.finfo(plain.dtype), torch.finfo(torch.float32)
     for some in zip(*(torch.split(tensor.flatten(), _AT_A_TIME) for tensor in (result, expected, plain)), strict=True):
-        finite = some[1].isfinite() & some[2].isfinite()
-        a, b, c = (tensor[finite].double() for tensor in some)
+        a, b, c = (tensor.double() for tensor in some)
+        finite = b.isfinite() & c.isfinite()
+        a, b, c = a[finite], b[finite], c[finite]
         group = (b.view(torch.int64) >> 53) & (_GROUPS - 1)  # all bits of the exponent but the last
         rounding = b.abs().clamp(min=info.tiny) * (info.eps / 4) + single.tiny
         values = torch.ones_like(b), b.abs(), torch.maximum((c - b).abs(), rounding), (a - b).abs().nan_to_num(math.inf)
@@ -205,11 +207,11 @@ def _errors(result: Tensor, plain: Tensor, expected: Tensor) -> _Errors:
 
 
 def _joined(counts: Tensor) -> Tensor:
-    """Return the numbers of joined groups, each of several elements beside zeros, but for the last one."""
+    """Return the numbers of joined groups, each of several elements but for the last one."""
     joined, group, held = [], 0, 0.0
-    for place, count in enumerate(counts.tolist()):
+    for count in counts.tolist():
         joined.append(group)
-        held += count if place else 0
+        held += count
         if held >= _LEAST:
             group, held = group + 1, 0.0
     return torch.tensor(joined)

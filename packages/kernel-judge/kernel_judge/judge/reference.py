@@ -140,10 +140,7 @@ class Reference:
         return self._evaluate(self._model, given, lambda tensor: tensor.clone())
 
     def exact(self, given: Arguments) -> Tensors | None:
-        """Return the results in float64, or None if the model cannot be computed so.
-
-        Larger numbers than the result's dtype has, such as a mask's `torch.finfo(x.dtype).min`, are its largest.
-        """
+        """Return the results in float64, within the range of their dtypes, or None if there are none."""
         if not self.has_exact:
             return None
         results = self._evaluate(self._exact, given, _widened)

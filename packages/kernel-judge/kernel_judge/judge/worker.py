@@ -19,8 +19,6 @@ from kernel_judge.judge.process_tree import guarded_fork
 from kernel_sandbox.confine import BUBBLEWRAP, confine
 from kernel_sandbox.system_calls import seccomp_filters
 
-_MOST_TIMERS = 16  # each may take 1 ms of a core in an interrupt, also while its process is suspended
-
 
 def main() -> None:
     """Serve the commands that come over the connection, until the judge closes it."""
@@ -32,7 +30,7 @@ def main() -> None:
     confine(settings["sandbox"], str(scratch), settings["paths"], device, seccomp_filters(device))
     if device == "cpu":  # CUDA's driver maps more than it uses
         resource.setrlimit(resource.RLIMIT_DATA, (settings["memory"], settings["memory"]))
-        resource.setrlimit(resource.RLIMIT_SIGPENDING, (_MOST_TIMERS, _MOST_TIMERS))
+        resource.setrlimit(resource.RLIMIT_SIGPENDING, (16, 16))  # timers: suspended ones take up to 1 ms of a core
     os.chdir(scratch)
     with socket.socket(fileno=settings["connection"]) as connection, connection.makefile("rb") as commands:
         cores = os.sched_getaffinity(0)  # OpenMP, which Torch loads, binds this thread to one of them
