@@ -48,6 +48,15 @@ def test_an_answer_that_never_ends_has_a_deadline(tmp_path: Path) -> None:
     assert failed.value.kind == "timeout"
 
 
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("kind", [LANDLOCK, PROCESS, sandbox.strongest()])
+def test_a_worker_that_is_starting_ends_with_its_judgement(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_process, "_GUARD_SECONDS", 10_000)
+    with WorkerProcess(kind, "cpu") as worker:
+        pass
+    assert worker.process.returncode
+
+
 @pytest.fixture(params=[LANDLOCK, PROCESS, BUBBLEWRAP, "docker"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A sandbox; Landlock also without namespaces."""

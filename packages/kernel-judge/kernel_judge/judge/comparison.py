@@ -14,7 +14,7 @@ from kernel_judge.judge.reference import Arguments, Reference, Tensors
 
 Given = tuple[Reference, Arguments]  # the reference, and the inputs of results
 _ALLOWED = 4.0  # times eager's error
-_GROUPS, _LEAST = 1024, 8  # powers of four that float64 has; elements of a group
+_GROUPS, _LEAST, _PLACES = 1024, 8, 64  # powers of four that float64 has; elements of a group; sums of a group
 _UNITS = 4  # in the last place of float32, since sums in another order are as good; of float64 1024 times as many
 _FAR = 4.0**10  # times an element: larger ones are not where its rounding error is from
 _LARGE_ERROR, _ALLOWED_LARGE = 0.05, 1.5  # of a group's magnitude; the allowed times eager's above it
@@ -189,21 +189,24 @@ class ErrorRule:
 
 def _errors(result: Tensor, plain: Tensor, expected: Tensor) -> _Errors:
     """Return the errors where eager's `plain` and the expected value are finite. Eager's is a quarter unit at least."""
-    sums, most = torch.zeros(2, 4, _GROUPS, dtype=torch.float64, device=plain.device)
+    # A GPU's threads would wait for each other if all elements of a group were added to one place.
+    sums, most = torch.zeros(2, 4, _GROUPS * _PLACES, dtype=torch.float64, device=plain.device)
     if not plain.is_floating_point():
-        return _Errors(sums.cpu(), most.cpu(), 0.0)
+        return _Errors(sums[:, :_GROUPS].cpu(), most[:, :_GROUPS].cpu(), 0.0)
     info, single = torch.finfo(plain.dtype), torch.finfo(torch.float32)
     for some in zip(*(torch.split(tensor.flatten(), _AT_A_TIME) for tensor in (result, expected, plain)), strict=True):
         a, b, c = (tensor.double() for tensor in some)
         finite = b.isfinite() & c.isfinite()
         a, b, c = a[finite], b[finite], c[finite]
         group = (b.view(torch.int64) >> 53) & (_GROUPS - 1)  # all bits of the exponent but the last
+        place = group * _PLACES + torch.arange(len(b), device=b.device) % _PLACES
         rounding = b.abs().clamp(min=info.tiny) * (info.eps / 4) + single.tiny
         values = torch.ones_like(b), b.abs(), torch.maximum((c - b).abs(), rounding), (a - b).abs().nan_to_num(math.inf)
         for row, value in enumerate(values):
-            sums[row].index_add_(0, group, value)
-            most[row].scatter_reduce_(0, group, value, "amax")
-    return _Errors(sums.cpu(), most.cpu(), _UNITS * (1024 * info.eps if info.bits == 64 else single.eps))
+            sums[row].index_add_(0, place, value)
+            most[row].scatter_reduce_(0, place, value, "amax")
+    sums, most = sums.unflatten(1, (_GROUPS, _PLACES)).sum(2).cpu(), most.unflatten(1, (_GROUPS, _PLACES)).amax(2).cpu()
+    return _Errors(sums, most, _UNITS * (1024 * info.eps if info.bits == 64 else single.eps))
 
 
 def _joined(counts: Tensor) -> Tensor:

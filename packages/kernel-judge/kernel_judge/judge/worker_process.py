@@ -257,9 +257,11 @@ class WorkerProcess(ExitStack):
             self._suspended = {}
 
     def _kill(self) -> None:
-        signal_each(suspend_descendants(self.process.pid), signal.SIGKILL)  # a guard ends after them
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(_GUARD_SECONDS)
+        end = time.monotonic() + _GUARD_SECONDS
+        while self.process.poll() is None and time.monotonic() < end:  # one that is starting has none at first
+            signal_each(suspend_descendants(self.process.pid), signal.SIGKILL)  # a guard ends after them
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.05)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
