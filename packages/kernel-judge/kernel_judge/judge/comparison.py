@@ -14,7 +14,7 @@ from kernel_judge.judge.reference import Arguments, Reference, Tensors
 
 Given = tuple[Reference, Arguments]  # the reference, and the inputs of results
 _ALLOWED = 4.0  # times eager's error
-_GROUPS, _LEAST, _PLACES = 1024, 8, 64  # powers of four that float64 has; elements of a group; sums of a group
+_GROUPS, _LEAST, _PLACES = 1024, 32, 64  # powers of four that float64 has; elements of a group; sums of a group
 _UNITS = 4  # in the last place of float32, since sums in another order are as good; of float64 1024 times as many
 _FAR = 4.0**10  # times an element: larger ones are not where its rounding error is from
 _LARGE_ERROR, _ALLOWED_LARGE = 0.05, 1.5  # of a group's magnitude; the allowed times eager's above it
@@ -111,7 +111,8 @@ def described(number: int, results: int, a: Tensor, b: Tensor, wrong: Tensor) ->
 class _Errors(NamedTuple):
     """Sums and largest values of the elements of a result, by the power of four of the expected value.
 
-    The rows of both tensors: the number of elements, the magnitude, eager's error, the candidate's error.
+    The rows of both tensors: the number of elements, the magnitude, eager's error and the candidate's, and these two
+    relative to the elements.
     """
 
     sums: Tensor
@@ -131,6 +132,8 @@ class ErrorRule:
 
     Errors are compared among elements of similar magnitude, so that large elements hide no errors of small ones. The
     expected results alone decide which these are: those in float64, or without them eager's, with twice the tolerance.
+    An error is too large only if it is also relative to the elements: the largest of a group may be far larger than the
+    others, and its error, too, as in an exponential.
     """
 
     def __init__(self, tolerance: float, has_exact: bool = True) -> None:
@@ -151,18 +154,16 @@ class ErrorRule:
             counts = errors.sums[0].index_fill(0, torch.tensor(0), 0.0)  # without zeros, in the group of the smallest
             groups = _joined(counts)
             count = torch.zeros(int(groups[-1]) + 1, dtype=counts.dtype).index_add_(0, groups, counts).clamp(min=1)
-            (_, size, plain, error), others = errors.in_groups(groups).unbind(1), seen.in_groups(groups)[:, 2]
-            eager = torch.maximum(plain, others)
+            _, size, plain, error, relative_plain, relative_error = errors.in_groups(groups).unbind(1)
+            others = seen.in_groups(groups)
+            eager, relative_eager = torch.maximum(plain, others[:, 2]), torch.maximum(relative_plain, others[:, 4])
             # Elements near zero may be differences of larger ones, with their rounding errors: these are many more.
             largest = size[1]
             larger = (largest >= largest[:, None]) & (largest <= _FAR * largest[:, None])
             scale = torch.minimum(largest * (larger * count).sum(1) / count, (larger * largest).amax(1))
-            allowed = _ALLOWED * torch.maximum(eager, errors.unit * scale)
-            allowed[0] = allowed[0].minimum(torch.maximum(_ALLOWED_LARGE * eager[0], _LARGE_ERROR * scale))
-            if not self._has_exact:
-                allowed = torch.stack([2 * self._tolerance * scale, torch.full_like(scale, math.inf)])
-            allowed *= factor
-            for kind, group in (error > allowed).nonzero().tolist():
+            allowed = factor * self._allowed(eager, errors.unit, scale)
+            relative = factor * self._allowed(relative_eager, errors.unit, torch.ones_like(scale))
+            for kind, group in ((error > allowed) & (relative_error > relative)).nonzero().tolist():
                 ours_there, about, most, eagers = (float(of[kind, group]) for of in (error, size, allowed, eager))
                 return (
                     f"{'its error' if len(ours) == 1 else f'the error of result {number}'} is {ours_there:.2g} "
@@ -170,6 +171,14 @@ class ErrorRule:
                     f"(eager PyTorch: {eagers:.2g})"
                 )
         return None
+
+    def _allowed(self, eager: Tensor, unit: float, scale: Tensor) -> Tensor:
+        """Return the mean and the largest error that a candidate may have in each group."""
+        if not self._has_exact:
+            return torch.stack([2 * self._tolerance * scale, torch.full_like(scale, math.inf)])
+        allowed = _ALLOWED * torch.maximum(eager, unit * scale)
+        allowed[0] = allowed[0].minimum(torch.maximum(_ALLOWED_LARGE * eager[0], _LARGE_ERROR * scale))
+        return allowed
 
     def agree(self, reference: Reference, given: Arguments, results: Tensors, eager: Tensors) -> bool:
         """Return whether results of a timed call are right: near eager's, or else by the rules of the checked inputs.
@@ -190,7 +199,7 @@ class ErrorRule:
 def _errors(result: Tensor, plain: Tensor, expected: Tensor) -> _Errors:
     """Return the errors where eager's `plain` and the expected value are finite. Eager's is a quarter unit at least."""
     # A GPU's threads would wait for each other if all elements of a group were added to one place.
-    sums, most = torch.zeros(2, 4, _GROUPS * _PLACES, dtype=torch.float64, device=plain.device)
+    sums, most = torch.zeros(2, 6, _GROUPS * _PLACES, dtype=torch.float64, device=plain.device)
     if not plain.is_floating_point():
         return _Errors(sums[:, :_GROUPS].cpu(), most[:, :_GROUPS].cpu(), 0.0)
     info, single = torch.finfo(plain.dtype), torch.finfo(torch.float32)
@@ -200,8 +209,10 @@ def _errors(result: Tensor, plain: Tensor, expected: Tensor) -> _Errors:
         a, b, c = a[finite], b[finite], c[finite]
         group = (b.view(torch.int64) >> 53) & (_GROUPS - 1)  # all bits of the exponent but the last
         place = group * _PLACES + torch.arange(len(b), device=b.device) % _PLACES
-        rounding = b.abs().clamp(min=info.tiny) * (info.eps / 4) + single.tiny
-        values = torch.ones_like(b), b.abs(), torch.maximum((c - b).abs(), rounding), (a - b).abs().nan_to_num(math.inf)
+        size = b.abs().clamp(min=info.tiny)
+        eager, ours = (c - b).abs(), (a - b).abs().nan_to_num(math.inf)
+        errors = torch.maximum(eager, size * (info.eps / 4) + single.tiny), ours
+        values = torch.ones_like(b), b.abs(), *errors, (eager / size).clamp(info.eps / 4, 1), ours / size
         for row, value in enumerate(values):
             sums[row].index_add_(0, place, value)
             most[row].scatter_reduce_(0, place, value, "amax")
@@ -210,11 +221,11 @@ def _errors(result: Tensor, plain: Tensor, expected: Tensor) -> _Errors:
 
 
 def _joined(counts: Tensor) -> Tensor:
-    """Return the numbers of joined groups, each of several elements but for the last one."""
+    """Return the numbers of joined groups, each of several elements."""
     joined, group, held = [], 0, 0.0
     for count in counts.tolist():
         joined.append(group)
         held += count
         if held >= _LEAST:
             group, held = group + 1, 0.0
-    return torch.tensor(joined)
+    return torch.tensor(joined).clamp(max=max(group - 1, 0))  # what is left is in the last one
