@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,24 +20,38 @@ from typing import Any
 import tomlkit
 
 import kernel_aot
-from kernel_aot import Language, arch_number, read_ops, select_language, sources, variants
+from kernel_aot import (
+    CompiledKernel,
+    Language,
+    Variant,
+    answers,
+    arch_number,
+    read_ops,
+    request,
+    select_language,
+    sources,
+    variants,
+)
 from kernel_builder import toml_file
-from kernel_builder.aot.compiling import compile_all, compiler_component
 from kernel_builder.backends import CompiledBackend
-from kernel_builder.config import aot_toml, build_toml, editions, offered
+from kernel_builder.config import aot_toml, build_toml, editions, matrix, offered
 from kernel_builder.config.project import Backend, Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.toml_schema import TomlPlace
 from kernel_builder.config.variant import this_platform
 from kernel_builder.progress import Silent
+from kernel_builder.steps import confinement
 from kernel_builder.steps.cache import KEEP_SECONDS
 from kernel_builder.steps.confinement import SandboxMode
 from kernel_builder.toolchain import Toolchains
 from kernel_builder.toolchain.store import Store
-from kernel_format.errors import BuildError
-from kernel_format.files import file_digest
+from kernel_format.errors import BuildError, ToolchainError
+from kernel_format.files import file_digest, temporary_directory
 from kernel_format.untrusted_paths import checked_tree
 
+_PLATFORM = "x86_64-linux"
+# Limits of the sandboxed process, in which the author's module runs.
+_SECONDS, _SECONDS_EACH = 600, 60  # at the start, and for each kernel
 # The code that determines the generated project.
 _CODE = (Path(__file__).parent, Path(kernel_aot.__file__).parent)
 
@@ -62,7 +77,7 @@ def generate(
 
     def fill(directory: Path) -> None:
         listed = [variant for op in ops for variant in variants(op)]
-        kernels = compile_all(project, language, listed, archs, toolchains, mode, jobs)
+        kernels = _compile(project, language, listed, archs, toolchains, mode, jobs)
         _copy_python_files(project, language, directory)
         files = sources(project.root, tables, project.name, ops, kernels)
         code = [name for name in files if name.startswith("aot/")]
@@ -82,6 +97,70 @@ def generate(
     store.clear(before=time.time() - KEEP_SECONDS)
     made = read_project(root)
     return replace(made, hub_repo_id=project.hub_repo_id, renamed=project.renamed)
+
+
+def compiler_component(tables: Mapping[str, Any]) -> str:
+    """Return the component with the compiler of an aot.toml's language, for this Python."""
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    language = tables.get("language", "triton")
+    release = tables.get(language, matrix.load().kernel_language[language]["releases"][0])
+    return f"{language}-{release}-{tag}"
+
+
+def _compile(
+    project: Project,
+    language: Language[Any],
+    variants: Sequence[Variant],
+    archs: Sequence[str],
+    toolchains: Toolchains,
+    mode: SandboxMode,
+    jobs: int | None,
+) -> list[Sequence[CompiledKernel]]:
+    """Compile the variants of ops with the pinned compiler, in the sandbox; return the kernels of each by capability.
+
+    Raises:
+        ConfigError: If a kernel cannot be compiled for a capability.
+        ToolchainError: If this machine cannot run the pinned compiler.
+    """
+    tables = aot_toml.read(project.root)
+    component = compiler_component(tables)
+    if this_platform() != _PLATFORM or component not in toolchains.lock:
+        raise ToolchainError(
+            f"{language.title} is pinned for {_PLATFORM} as {component}, and this is {this_platform()}",
+            where=str(project.root / aot_toml.FILE),
+            hint=f"build the binary variants on {_PLATFORM}, with a Python for which `toolchain list` has a component",
+        )
+    root = toolchains.component(component).root
+    source = Path(tables["source"])
+    package = project.python_name
+    pairs = [(variant, arch) for variant in variants for arch in archs]
+    with temporary_directory() as scratch:
+        for name, path in project.python_files:
+            copy = scratch / "src" / package / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+        (scratch / "out").mkdir()
+        asked = request(language, package, source, pairs, jobs or len(os.sched_getaffinity(0)))
+        (scratch / "request.json").write_text(json.dumps(asked))
+        seconds = _SECONDS + _SECONDS_EACH * len(pairs)
+        environment = {
+            "PATH": os.environ.get("PATH", ""),
+            "HOME": str(scratch),
+            "TMPDIR": str(scratch),
+            "TRITON_CACHE_DIR": str(scratch / "cache"),
+            "TRITON_BACKENDS_IN_TREE": "1",
+            # Line numbers come with the names of directories, which would differ between two builds.
+            "TRITON_DISABLE_LINE_INFO": "1",
+        }
+        chosen = confinement.chosen(mode, toolchains.host().path)
+        command = [sys.executable, "-I", "-S", str(language.programs[0]), "request.json", str(root)]
+        command = chosen.around(command, scratch, [*language.programs, root])
+        failed, shown = confinement.run(command, scratch, environment, seconds)
+        if failed:
+            raise BuildError(f"{language.title} {failed}", where=str(root), output=shown)
+        kernels = list(answers(language, scratch / "out", pairs, project.root / source))
+    size = len(archs)
+    return [kernels[start : start + size] for start in range(0, len(kernels), size)]
 
 
 def _archs(project: Project, backend: Backend) -> list[str]:
