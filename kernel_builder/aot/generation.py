@@ -46,7 +46,7 @@ from kernel_builder.steps.confinement import SandboxMode
 from kernel_builder.toolchain import Toolchains
 from kernel_builder.toolchain.store import Store
 from kernel_format.errors import BuildError, ToolchainError
-from kernel_format.files import file_digest, temporary_directory
+from kernel_format.files import file_digest, temporary_directory, write_files
 from kernel_format.untrusted_paths import checked_tree
 
 _PLATFORM = "x86_64-linux"
@@ -78,14 +78,15 @@ def generate(
     def fill(directory: Path) -> None:
         listed = [variant for op in ops for variant in variants(op)]
         kernels = _compile(project, language, listed, archs, toolchains, mode, jobs)
-        _copy_python_files(project, language, directory)
+        python = {name: path.read_bytes() for name, path in project.python_files}
+        if language.left_out:
+            python = {name: text for name, text in python.items() if not language.left_out.search(text.decode())}
+        write_files(directory / "torch-ext" / project.python_name, python)
         files = sources(project.root, tables, project.name, ops, kernels)
         code = [name for name in files if name.startswith("aot/")]
         files[build_toml.FILE] = _build_toml(project, code, backend.name, archs)
         checked_tree(files)  # names in aot.toml are parts of the paths, and this process is not confined
-        for path, text in files.items():
-            (directory / path).parent.mkdir(parents=True, exist_ok=True)
-            (directory / path).write_text(text, encoding="utf-8")
+        write_files(directory, files)
         if name != _digest(project, archs, toolchains, compiler_component(tables)):
             raise BuildError("files changed while they were compiled", where=str(project.root), hint="build again")
 
@@ -135,10 +136,7 @@ def _compile(
     package = project.python_name
     pairs = [(variant, arch) for variant in variants for arch in archs]
     with temporary_directory() as scratch:
-        for name, path in project.python_files:
-            copy = scratch / "src" / package / name
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, copy)
+        write_files(scratch / "src" / package, {name: path.read_bytes() for name, path in project.python_files})
         (scratch / "out").mkdir()
         asked = request(language, package, source, pairs, jobs or len(os.sched_getaffinity(0)))
         (scratch / "request.json").write_text(json.dumps(asked))
@@ -188,14 +186,6 @@ def _digest(project: Project, archs: Sequence[str], toolchains: Toolchains, comp
     for name, path in (*named, *project.python_files):
         inputs.append([name, file_digest(path)])
     return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:32]
-
-
-def _copy_python_files(project: Project, language: Language[Any], directory: Path) -> None:
-    package = directory / "torch-ext" / project.python_name
-    for name, path in project.python_files:
-        if language.left_out is None or not language.left_out.search(path.read_text(encoding="utf-8")):
-            (package / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, package / name)
 
 
 def _build_toml(project: Project, files: Sequence[str], backend: str, archs: Sequence[str]) -> str:
