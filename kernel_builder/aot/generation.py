@@ -1,7 +1,8 @@
 """Makes an ordinary kernel project of a Python-only project with an aot.toml: C++ with the cubins, and ops in Python.
 
 The generated project lies in the builder's cache under a digest of everything that determines it, until no build has
-used it for a month. It has the public format, so that any builder of it can build it.
+used it for a month. It has the public format, so that any builder of it can build it. The pinned compiler makes the
+cubins, in the sandbox.
 """
 
 from __future__ import annotations
@@ -100,6 +101,13 @@ def generate(
     return replace(made, hub_repo_id=project.hub_repo_id, renamed=project.renamed)
 
 
+def write(generated: Project, directory: Path) -> None:
+    """Copy a generated project for the author to read."""
+    shutil.copytree(generated.root, directory, dirs_exist_ok=True)
+    for path in (directory, *directory.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
 def compiler_component(tables: Mapping[str, Any]) -> str:
     """Return the component with the compiler of an aot.toml's language, for this Python."""
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
@@ -169,13 +177,6 @@ def _archs(project: Project, backend: Backend) -> list[str]:
     assert isinstance(backend, CompiledBackend)
     every = {arch for release in releases for arch in backend.archs(kernels, release, this_platform())}
     return sorted(every, key=arch_number)
-
-
-def write(generated: Project, directory: Path) -> None:
-    """Copy a generated project for the author to read."""
-    shutil.copytree(generated.root, directory, dirs_exist_ok=True)
-    for path in (directory, *directory.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def _digest(project: Project, archs: Sequence[str], toolchains: Toolchains, component: str) -> str:

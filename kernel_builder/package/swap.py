@@ -60,17 +60,6 @@ def publish(staged: Path, destination: Path, *, outdated: Sequence[str] = ()) ->
         (destination / name).rename(staged / f"{name}.outdated")
 
 
-def _replace(new: Path, old: Path) -> None:
-    """Swap two directories in one system call, or by two renames on file systems that cannot."""
-    if not old.exists():
-        new.rename(old)
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE) != 0:
-        old.rename(new.with_name(f"{new.name}.old"))
-        new.rename(old)
-
-
 def is_of(package: Path, kernel: str) -> bool:
     """Return whether a package's metadata names this kernel, or no kernel."""
     metadata = PackageMetadata.read(package)
@@ -97,6 +86,17 @@ def check_replaced(destination: Path, names: Iterable[str], kernel: str | None =
                 where=str(place),
                 hint="name another directory with --out, or remove the package",
             )
+
+
+def _replace(new: Path, old: Path) -> None:
+    """Swap two directories in one system call, or by two renames on file systems that cannot."""
+    if not old.exists():
+        new.rename(old)
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE) != 0:
+        old.rename(new.with_name(f"{new.name}.old"))
+        new.rename(old)
 
 
 def _is_package(place: Path) -> bool:
