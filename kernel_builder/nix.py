@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder import pipeline
-from kernel_builder.package.foreign_files import check_replaced
-from kernel_builder.package.swap import publish, staging
+from kernel_builder.package.swap import check_replaced, publish, staging
 from kernel_builder.steps.ninja_run import default_jobs
 from kernel_builder.steps.provenance import builder_origin
 from kernel_builder.toolchain import Toolchains, archives, lock

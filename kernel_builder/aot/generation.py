@@ -1,7 +1,8 @@
 """Makes an ordinary kernel project of a Python-only project with an aot.toml: C++ with the cubins, and ops in Python.
 
 The generated project lies in the builder's cache under a digest of everything that determines it, until no build has
-used it for a month. It has the public format, so that any builder of it can build it.
+used it for a month. It has the public format, so that any builder of it can build it. The pinned compiler makes the
+cubins, in the sandbox.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,24 +21,38 @@ from typing import Any
 import tomlkit
 
 import kernel_aot
-from kernel_aot import Language, arch_number, read_ops, select_language, sources, variants
+from kernel_aot import (
+    CompiledKernel,
+    Language,
+    Variant,
+    answers,
+    arch_number,
+    read_ops,
+    request,
+    select_language,
+    sources,
+    variants,
+)
 from kernel_builder import toml_file
-from kernel_builder.aot.compiling import compile_all, compiler_component
 from kernel_builder.backends import CompiledBackend
-from kernel_builder.config import aot_toml, build_toml, editions, offered
+from kernel_builder.config import aot_toml, build_toml, editions, matrix, offered
 from kernel_builder.config.project import Backend, Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.toml_schema import TomlPlace
 from kernel_builder.config.variant import this_platform
 from kernel_builder.progress import Silent
+from kernel_builder.steps import confinement
 from kernel_builder.steps.cache import KEEP_SECONDS
 from kernel_builder.steps.confinement import SandboxMode
 from kernel_builder.toolchain import Toolchains
 from kernel_builder.toolchain.store import Store
-from kernel_format.errors import BuildError
-from kernel_format.files import file_digest
+from kernel_format.errors import BuildError, ToolchainError
+from kernel_format.files import file_digest, temporary_directory, write_files
 from kernel_format.untrusted_paths import checked_tree
 
+_PLATFORM = "x86_64-linux"
+# Limits of the sandboxed process, in which the author's module runs.
+_SECONDS, _SECONDS_EACH = 600, 60  # at the start, and for each kernel
 # The code that determines the generated project.
 _CODE = (Path(__file__).parent, Path(kernel_aot.__file__).parent)
 
@@ -62,15 +78,16 @@ def generate(
 
     def fill(directory: Path) -> None:
         listed = [variant for op in ops for variant in variants(op)]
-        kernels = compile_all(project, language, listed, archs, toolchains, mode, jobs)
-        _copy_python_files(project, language, directory)
+        kernels = _compile(project, language, listed, archs, toolchains, mode, jobs)
+        python = {name: path.read_bytes() for name, path in project.python_files}
+        if language.left_out:
+            python = {name: text for name, text in python.items() if not language.left_out.search(text.decode())}
+        write_files(directory / "torch-ext" / project.python_name, python)
         files = sources(project.root, tables, project.name, ops, kernels)
         code = [name for name in files if name.startswith("aot/")]
         files[build_toml.FILE] = _build_toml(project, code, backend.name, archs)
         checked_tree(files)  # names in aot.toml are parts of the paths, and this process is not confined
-        for path, text in files.items():
-            (directory / path).parent.mkdir(parents=True, exist_ok=True)
-            (directory / path).write_text(text, encoding="utf-8")
+        write_files(directory, files)
         if name != _digest(project, archs, toolchains, compiler_component(tables)):
             raise BuildError("files changed while they were compiled", where=str(project.root), hint="build again")
 
@@ -84,6 +101,74 @@ def generate(
     return replace(made, hub_repo_id=project.hub_repo_id, renamed=project.renamed)
 
 
+def write(generated: Project, directory: Path) -> None:
+    """Copy a generated project for the author to read."""
+    shutil.copytree(generated.root, directory, dirs_exist_ok=True)
+    for path in (directory, *directory.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def compiler_component(tables: Mapping[str, Any]) -> str:
+    """Return the component with the compiler of an aot.toml's language, for this Python."""
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    language = tables.get("language", "triton")
+    release = tables.get(language, matrix.load().kernel_language[language]["releases"][0])
+    return f"{language}-{release}-{tag}"
+
+
+def _compile(
+    project: Project,
+    language: Language[Any],
+    variants: Sequence[Variant],
+    archs: Sequence[str],
+    toolchains: Toolchains,
+    mode: SandboxMode,
+    jobs: int | None,
+) -> list[Sequence[CompiledKernel]]:
+    """Compile the variants of ops with the pinned compiler, in the sandbox; return the kernels of each by capability.
+
+    Raises:
+        ConfigError: If a kernel cannot be compiled for a capability.
+        ToolchainError: If this machine cannot run the pinned compiler.
+    """
+    tables = aot_toml.read(project.root)
+    component = compiler_component(tables)
+    if this_platform() != _PLATFORM or component not in toolchains.lock:
+        raise ToolchainError(
+            f"{language.title} is pinned for {_PLATFORM} as {component}, and this is {this_platform()}",
+            where=str(project.root / aot_toml.FILE),
+            hint=f"build the binary variants on {_PLATFORM}, with a Python for which `toolchain list` has a component",
+        )
+    root = toolchains.component(component).root
+    source = Path(tables["source"])
+    package = project.python_name
+    pairs = [(variant, arch) for variant in variants for arch in archs]
+    with temporary_directory() as scratch:
+        write_files(scratch / "src" / package, {name: path.read_bytes() for name, path in project.python_files})
+        (scratch / "out").mkdir()
+        asked = request(language, package, source, pairs, jobs or len(os.sched_getaffinity(0)))
+        (scratch / "request.json").write_text(json.dumps(asked))
+        seconds = _SECONDS + _SECONDS_EACH * len(pairs)
+        environment = {
+            "PATH": os.environ.get("PATH", ""),
+            "HOME": str(scratch),
+            "TMPDIR": str(scratch),
+            "TRITON_CACHE_DIR": str(scratch / "cache"),
+            "TRITON_BACKENDS_IN_TREE": "1",
+            # Line numbers come with the names of directories, which would differ between two builds.
+            "TRITON_DISABLE_LINE_INFO": "1",
+        }
+        chosen = confinement.chosen(mode, toolchains.host().path)
+        command = [sys.executable, "-I", "-S", str(language.programs[0]), "request.json", str(root)]
+        command = chosen.around(command, scratch, [*language.programs, root])
+        failed, shown = confinement.run(command, scratch, environment, seconds)
+        if failed:
+            raise BuildError(f"{language.title} {failed}", where=str(root), output=shown)
+        kernels = list(answers(language, scratch / "out", pairs, project.root / source))
+    size = len(archs)
+    return [kernels[start : start + size] for start in range(0, len(kernels), size)]
+
+
 def _archs(project: Project, backend: Backend) -> list[str]:
     """Return the architectures that one of the releases of the project's packages has, ascending."""
     assert project.ahead_of_time is not None
@@ -94,13 +179,6 @@ def _archs(project: Project, backend: Backend) -> list[str]:
     return sorted(every, key=arch_number)
 
 
-def write(generated: Project, directory: Path) -> None:
-    """Copy a generated project for the author to read."""
-    shutil.copytree(generated.root, directory, dirs_exist_ok=True)
-    for path in (directory, *directory.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)
-
-
 def _digest(project: Project, archs: Sequence[str], toolchains: Toolchains, component: str) -> str:
     inputs: list[Any] = [project.name, project.version, archs]
     inputs.append(sorted((platform, tree.identity) for platform, tree in toolchains.lock.get(component, {}).items()))
@@ -109,14 +187,6 @@ def _digest(project: Project, archs: Sequence[str], toolchains: Toolchains, comp
     for name, path in (*named, *project.python_files):
         inputs.append([name, file_digest(path)])
     return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:32]
-
-
-def _copy_python_files(project: Project, language: Language[Any], directory: Path) -> None:
-    package = directory / "torch-ext" / project.python_name
-    for name, path in project.python_files:
-        if language.left_out is None or not language.left_out.search(path.read_text(encoding="utf-8")):
-            (package / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, package / name)
 
 
 def _build_toml(project: Project, files: Sequence[str], backend: str, archs: Sequence[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import sys
 from collections.abc import Sequence
@@ -84,18 +83,12 @@ def _python_package(directory: Path) -> Any:
     initial = directory / "build" / "torch-cuda" / "__init__.py"
     if not initial.is_file():
         raise VariantError("is not built", where=str(initial.parent), hint=f"run `kernel-builder build {directory}`")
-    name = f"tuned_{read_project(directory).python_name}"
-    spec = importlib.util.spec_from_file_location(name, initial, submodule_search_locations=[str(initial.parent)])
-    assert spec and spec.loader
-    package = importlib.util.module_from_spec(spec)
-    sys.modules[name] = package
     try:
-        spec.loader.exec_module(package)
+        return workloads.import_file(f"tuned_{read_project(directory).python_name}", initial)
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise
         raise ToolchainError("Triton is not installed, and measures the kernels", hint="pip install triton") from error
-    return package
 
 
 def _tuner(module: Any, kernel: str, where: str) -> Any:

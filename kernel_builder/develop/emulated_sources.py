@@ -7,6 +7,7 @@ declarations of shared memory, and names of the device that tensors are on.
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 
 from kernel_builder.checks.ops import split_list
 from kernel_format.errors import ConfigError
@@ -68,12 +69,8 @@ def _static(match: re.Match[str]) -> str:
 
 def _closing(text: str, at: int) -> int:
     """Return the position of the bracket that closes the bracket at a position, or -1."""
-    depth = 0
-    for place in range(at, len(text)):
-        depth += (text[place] in "([{") - (text[place] in ")]}")
-        if depth == 0:
-            return place
-    return -1
+    depths = accumulate((character in "([{") - (character in ")]}") for character in text[at:])
+    return next((place for place, depth in enumerate(depths, at) if depth == 0), -1)
 
 
 def _with_launches(name: str, text: str) -> str:

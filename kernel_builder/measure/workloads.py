@@ -33,7 +33,10 @@ def load(project: Path) -> Mapping[str, type[Any]]:
             where=str(path),
             hint="see kernels/rmsnorm/benchmarks in the kernel-builder repository for an example",
         )
-    module = _import(path)
+    try:
+        module = import_file(f"benchmark of {project.name}", path)
+    except Exception as error:
+        raise ConfigError(f"cannot be imported: {type(error).__name__}: {error}", where=str(path)) from error
     own: list[Any] = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
     workloads = {}
     for declared in own:
@@ -70,16 +73,12 @@ def make(workload: type[Any], kernel: Any, device: str, dtype: str) -> Any:
     return instance
 
 
-def _import(path: Path) -> Any:
-    name = f"benchmark of {path.parent.parent.name}"
+def import_file(name: str, path: Path) -> Any:
+    """Import a file as a module, or an `__init__.py` as a package."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(f"cannot be imported: {type(error).__name__}: {error}", where=str(path)) from error
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 

@@ -13,7 +13,7 @@ from kernels_data import Digest, DigestAlgorithm
 from kernel_builder.config.project import KernelDependency
 from kernel_builder.config.variant import TvmFfiAbi
 from kernel_builder.steps.graph import PlannedVariant, digest
-from kernel_format.files import read_unchanged
+from kernel_format.files import read_unchanged, write_files
 from kernel_format.metadata import CAPABILITIES_LIMITED, NAME, PLACE, SOURCES, PackageMetadata
 
 # Increment when a change here changes the files of a package for equal inputs.
@@ -44,14 +44,12 @@ def assemble(planned: PlannedVariant, binary: Path | None, directory: Path) -> N
     if f"{project.python_name}.py" not in planned.python:
         templates[f"{project.python_name}/__init__.py"] = "compat_init.py"
     machine = (planned.variant.platform or "").partition("-")[0]
-    for name, template in templates.items():
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        content = string.Template(_template(template)).substitute(namespace=planned.module, machine=machine)
-        (directory / name).write_text(content, encoding="utf-8")
-    for name, source in project.python_files:
-        target = directory / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(read_unchanged(source, planned.python[name]))
+    written: dict[str, str | bytes] = {
+        name: string.Template(_template(template)).substitute(namespace=planned.module, machine=machine)
+        for name, template in templates.items()
+    }
+    python = {name: read_unchanged(source, planned.python[name]) for name, source in project.python_files}
+    write_files(directory, written | python)
     if binary is not None:
         library = directory / f"{planned.module}{'.so' if on_tvm_ffi else '.abi3.so'}"
         shutil.copyfile(binary, library)

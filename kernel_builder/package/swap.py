@@ -1,7 +1,7 @@
 """Moves staged packages to their destination, each in one step.
 
 Packages are assembled in a staging directory inside their destination. A package then takes the place of an older one
-in one system call, so that a reader finds the old package or the new one.
+in one system call, so that a reader finds the old package or the new one. Foreign files in that place are an error.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from kernel_format.errors import PackageError
 from kernel_format.files import locked, remove_tree
+from kernel_format.metadata import NAME, PackageMetadata
 
 _STAGING = ".staging-"
 _AT_FDCWD = -100
@@ -59,6 +60,34 @@ def publish(staged: Path, destination: Path, *, outdated: Sequence[str] = ()) ->
         (destination / name).rename(staged / f"{name}.outdated")
 
 
+def is_of(package: Path, kernel: str) -> bool:
+    """Return whether a package's metadata names this kernel, or no kernel."""
+    metadata = PackageMetadata.read(package)
+    return metadata is None or metadata.name in {None, kernel}
+
+
+def check_replaced(destination: Path, names: Iterable[str], kernel: str | None = None) -> None:
+    """Raise a PackageError if the place of one of these packages has other files.
+
+    Args:
+        kernel: The name that the packages there must have, if they have one; None for any.
+    """
+    for name in names:
+        place = destination / name
+        if os.path.lexists(place) and not _is_package(place):
+            raise PackageError(
+                "is not a package, and the new package would replace it",
+                where=str(place),
+                hint="move or remove it, or choose another destination with --out",
+            )
+        if kernel and not is_of(place, kernel):
+            raise PackageError(
+                f"is a package of another kernel than {kernel}",
+                where=str(place),
+                hint="name another directory with --out, or remove the package",
+            )
+
+
 def _replace(new: Path, old: Path) -> None:
     """Swap two directories in one system call, or by two renames on file systems that cannot."""
     if not old.exists():
@@ -68,3 +97,11 @@ def _replace(new: Path, old: Path) -> None:
     if libc.renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE) != 0:
         old.rename(new.with_name(f"{new.name}.old"))
         new.rename(old)
+
+
+def _is_package(place: Path) -> bool:
+    """Return whether a directory is a package, also of a builder that writes no metadata, or has no files."""
+    if place.is_symlink() or not place.is_dir():
+        return False
+    files = [path.name for path in place.rglob("*") if not path.is_dir()]
+    return (place / NAME).is_file() or not files or "__init__.py" in files

@@ -31,10 +31,7 @@ def write(directory: Path, metadata: Metadata, platform: str, content: Mapping[s
     }
     with files.temporary_directory() as temporary:
         tree = temporary / "tree"
-        for name, data in {**content, **{f"{stem}.dist-info/{name}": data for name, data in info.items()}}.items():
-            path = tree / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+        files.write_files(tree, {**content, **{f"{stem}.dist-info/{name}": data for name, data in info.items()}})
         rewrite_record(tree)
         # The archive records modes, which otherwise follow from the umask.
         for path in tree.rglob("*"):

@@ -21,9 +21,9 @@ from kernel_builder.config import offered
 from kernel_builder.config.notices import notices
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Noarch, Variant
-from kernel_builder.package import foreign_files, records
+from kernel_builder.package import records
 from kernel_builder.package.assembly import assemble
-from kernel_builder.package.swap import publish, staging
+from kernel_builder.package.swap import check_replaced, publish, staging
 from kernel_builder.pipeline.selection import BuildRequest, Selection, dependencies, select
 from kernel_builder.pipeline.summary import BuildSummary, BuiltPackage, FailedVariant
 from kernel_builder.plural import counted
@@ -255,7 +255,7 @@ class _Run:
                     files.remove_tree(path)
                 if passed:
                     kernel = selection.project.name if self.request.out else None
-                    foreign_files.check_replaced(selection.destination, names, kernel)  # a second build may have ended
+                    check_replaced(selection.destination, names, kernel)  # a second build may have ended
                     is_whole = not (self.request.variants or self.request.backends)
                     publish(staged, selection.destination, outdated=selection.outdated() if is_whole else [])
         except StoreError:  # stops the build

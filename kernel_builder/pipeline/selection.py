@@ -15,7 +15,7 @@ from kernel_builder.config import known_backends, notices, offered
 from kernel_builder.config.project import KernelDependency, Project
 from kernel_builder.config.project_files import own_directory, read_project
 from kernel_builder.config.variant import Variant
-from kernel_builder.package import foreign_files
+from kernel_builder.package.swap import check_replaced, is_of
 from kernel_builder.pipeline.summary import FailedVariant
 from kernel_builder.plural import listed
 from kernel_builder.steps import buildable
@@ -99,9 +99,7 @@ class Selection:
             present = [entry for entry in self.destination.iterdir() if (entry / "metadata.json").is_file()]
         except OSError:
             return []
-        return [
-            entry.name for entry in present if entry.name not in kept and foreign_files.is_of(entry, self.project.name)
-        ]
+        return [entry.name for entry in present if entry.name not in kept and is_of(entry, self.project.name)]
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ def select(request: BuildRequest, toolchains: Toolchains) -> Selected:
             # Before the compiler runs, and again before the packages are published.
             names = [variant.name for variant in selection.variants]
             kernel = project.name if request.out else None  # a project in its own directory may have a new name
-            foreign_files.check_replaced(selection.destination, names, kernel)
+            check_replaced(selection.destination, names, kernel)
             if selection.destination in {other.destination for other in selections}:
                 raise ConfigError(
                     f"two of the projects are named {project.name}, and both would write to {selection.destination}",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kernel_builder import backends
 from kernel_builder.backends.tools import Obstacle
 from kernel_builder.config import kernel_sources, known_backends, matrix, notices, offered
-from kernel_builder.config.project import Backend, Project
+from kernel_builder.config.project import Project
 from kernel_builder.config.variant import StableAbi, TvmFfiAbi, Variant, this_platform
 from kernel_builder.plural import listed
 from kernel_builder.steps import crates
@@ -39,8 +39,10 @@ def obstacle(project: Project, variant: Variant, toolchains: Toolchains) -> Obst
             f'set [torch] stable-abi = "{oldest}" in build.toml',
         )
     # A missing header library comes first: another CUDA toolkit does not help.
-    if missing := missing_dependency(project, variant.backend, toolchains):
-        return missing
+    own = [kernel for kernel in project.kernels if kernel.backend is variant.backend]
+    for name in dict.fromkeys(name for kernel in own for name in kernel.depends if name != "torch"):
+        if missing := toolchains.dependency_obstacle(name):
+            return missing
     if variant.platform != this_platform():  # without one for this platform, the build is an error
         try:
             toolchains.host(variant.platform)
@@ -54,13 +56,6 @@ def obstacle(project: Project, variant: Variant, toolchains: Toolchains) -> Obst
         return backend.obstacle(toolchains, variant.release)
     headers = toolchains.component_obstacle(components.tvm_ffi_headers(variant.framework))
     return headers or backend.obstacle(toolchains, variant.release, with_torch=False)
-
-
-def missing_dependency(project: Project, backend: Backend, toolchains: Toolchains) -> Obstacle | None:
-    """Return the obstacle to a header library that kernels of a backend depend on, or None."""
-    kernels = [kernel for kernel in project.kernels if kernel.backend is backend]
-    needed = dict.fromkeys(name for kernel in kernels for name in kernel.depends if name != "torch")
-    return next((missing for name in needed if (missing := toolchains.dependency_obstacle(name))), None)
 
 
 def named(project: Project, name: str, toolchains: Toolchains) -> Variant:

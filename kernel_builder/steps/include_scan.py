@@ -76,8 +76,7 @@ class _File:
     """The facts that a scan needs about one file."""
 
     digest: str
-    angled: tuple[str, ...]
-    quoted: tuple[str, ...]
+    included: tuple[tuple[str, bool], ...]  # (a header's name, whether in quotes)
     embedded: tuple[str, ...]  # "" for a name in a macro
     asked: frozenset[tuple[str, bool]]  # (a header's name, whether in angle brackets) in conditions and macros
     passes_on: frozenset[bytes]  # macros that pass their parameter on to __has_include
@@ -104,18 +103,7 @@ def _read(path: Path, _size: int, _mtime: int) -> _File:
         return b'""' if match["raw"] or match["character"] else match[0]
 
     bare = _LITERAL.sub(without, _CONTINUED.sub(b"", content.removeprefix(codecs.BOM_UTF8)))
-    angled: list[str] = []
-    quoted: list[str] = []
-    embedded: list[str] = []
-    computed = False
-    for match in _INCLUDE.finditer(bare):
-        name = (match[2] or match[3] or b"").decode("utf-8", "replace").strip()
-        if match[1] == b"embed":
-            embedded.append(name)
-        if name:
-            (angled if match[2] else quoted).append(name)
-        else:
-            computed = True
+    found = [((m[2] or m[3] or b"").decode("utf-8", "replace").strip(), m) for m in _INCLUDE.finditer(bare)]
     asked: set[tuple[str, bool]] = set()
     passes_on, named, defined, calls = set[bytes](), set[bytes](), set[bytes](), set[tuple[bytes, bytes]]()
     for keyword, line in _CONDITION.findall(bare):
@@ -130,9 +118,8 @@ def _read(path: Path, _size: int, _mtime: int) -> _File:
         calls.update((call, argument.strip()) for call, argument in of_line)
     return _File(
         digest=hashlib.sha256(content).hexdigest(),
-        angled=tuple(angled),
-        quoted=tuple(quoted),
-        embedded=tuple(embedded),
+        included=tuple((name, match[2] is None) for name, match in found if name),
+        embedded=tuple(name for name, match in found if match[1] == b"embed"),
         asked=frozenset(asked),
         passes_on=frozenset(passes_on),
         named=frozenset(named),
@@ -140,7 +127,7 @@ def _read(path: Path, _size: int, _mtime: int) -> _File:
         calls=frozenset(calls),
         asks=b"__has_" in bare,
         asks_next=b"_next" in bare,
-        computed=computed,
+        computed=not all(name for name, _ in found),
         # In comments too: nix/sources.nix has to agree, and it does not parse comments.
         namespace=_NAMESPACE.search(content) is not None,
         assembled=assembled or (b"incbin" in bare and _ASSEMBLED.search(bare) is not None),
@@ -188,22 +175,17 @@ def scan(
         ConfigError: If a file includes another by an absolute path, by the assembler, or through a symbolic link
             out of the project and its git repository; if it embeds one of elsewhere, or is a precompiled header.
     """
-    digests: dict[str, str] = {}
-    torch = python = namespace = libraries = asks = False
+    reached: dict[str, _File] = {}
+    torch = python = libraries = False
     asked: set[tuple[str, bool]] = set()
-    passes_on = {b"__has_include", b"__has_include_next", b"__has_embed"}
-    named, defined, calls = set[bytes](), set[bytes](), set[tuple[bytes, bytes]]()
     queue = [source]
     real = Path(os.path.realpath(root))
     while queue:
         name = queue.pop()
-        if name in digests:
+        if name in reached:
             continue
         status = (root / name).stat()
-        facts = _read(root / name, status.st_size, status.st_mtime_ns)
-        digests[name] = facts.digest
-        namespace = namespace or facts.namespace
-        asks = asks or facts.asks
+        facts = reached[name] = _read(root / name, status.st_size, status.st_mtime_ns)
         where, places = str(root / name), [name.rpartition("/")[0], *include]
         if _PRECOMPILED.search(name):
             raise ConfigError("is a precompiled header, which a compiler loads unread", where=where, hint="delete it")
@@ -216,7 +198,7 @@ def scan(
         if facts.computed:
             torch = libraries = True
             queue += listed
-        for target, beside in [(t, False) for t in facts.angled] + [(t, True) for t in facts.quoted]:
+        for target, beside in facts.included:
             if target.startswith("/"):
                 raise ConfigError(
                     f"includes {target} by an absolute path",
@@ -233,17 +215,19 @@ def scan(
                 python = python or _PYTHON_HEADERS.fullmatch(target) is not None
                 if library_headers and library_headers.fullmatch(target):
                     libraries = True
-        passes_on |= facts.passes_on
-        named |= facts.named
-        defined |= facts.defined
-        calls |= facts.calls
         asked.update(pair for pair in facts.asked if facts.asks_next or not _of_project(root, places, pair[0]))
-    if wrong := sorted(name.decode() for call, name in calls if call in passes_on and name not in named - defined):
+    files = reached.values()
+    passes_on = {b"__has_include", b"__has_include_next", b"__has_embed"}.union(*(facts.passes_on for facts in files))
+    named = set[bytes]().union(*(facts.named for facts in files)).difference(*(facts.defined for facts in files))
+    calls = (call for facts in files for call in facts.calls)
+    if wrong := sorted(name.decode() for call, name in calls if call in passes_on and name not in named):
         raise ConfigError(
             f"asks by __has_include for {wrong[0]}, which no macro of the project defines as a header's name",
             where=str(root / source),
             hint="write the header as <name.h> in the question, since other machines may lack it",
         )
     # Pasted tokens or a macro of `cxx-flags` may ask: nothing else has angle brackets there, but names to include.
+    asks = any(facts.asks for facts in files)
     found = tuple(sorted({name for name, is_angled in asked if asks or is_angled}))
-    return Scan(tuple(sorted(digests.items())), torch, python, namespace, libraries, found)
+    digests = sorted((name, facts.digest) for name, facts in reached.items())
+    return Scan(tuple(digests), torch, python, any(facts.namespace for facts in files), libraries, found)

@@ -85,6 +85,7 @@ def find(probes: ProbeCache, platform: str) -> HostCompiler:
             hint="reinstall g++ and binutils",
         ) from error
     search, install = about["search"], about["install"]
+    of_cxx = [directory for directory in search if _is_of_cxx(directory, version)]
     return HostCompiler(
         path=path,
         platform=platform,
@@ -92,12 +93,8 @@ def find(probes: ProbeCache, platform: str) -> HostCompiler:
         identity=identity,
         headers=_readable(search, install, version),
         install=Path(install),
-        cxx_include=tuple(directory for directory in search if _is_of_cxx(directory, version)),
-        c_include=tuple(
-            directory
-            for directory in search
-            if not _is_of_cxx(directory, version) and not _is_inside(directory, install)
-        ),
+        cxx_include=tuple(of_cxx),
+        c_include=tuple(name for name in search if name not in of_cxx and not _is_inside(name, install)),
     )
 
 

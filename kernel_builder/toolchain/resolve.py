@@ -7,7 +7,8 @@ the byte ranges that a build would fetch are downloaded, and each wheel's zip di
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 from packaging.metadata import Metadata
@@ -103,29 +104,22 @@ def version_of(package: DistributionPackage) -> Version:
 
 def of_release(packages: Iterable[DistributionPackage], release: Release) -> list[DistributionPackage]:
     """Return the wheels of a release, without pre-releases and yanked files."""
-    return [
-        package
-        for package in packages
-        if package.package_type == "wheel"
-        and not package.is_yanked
-        and version_of(package).release[:2] == release
-        and not version_of(package).is_prerelease
-    ]
+    wheels = ((package, version_of(package)) for package in _wheels(packages))
+    return [package for package, version in wheels if version.release[:2] == release and not version.is_prerelease]
 
 
 def for_platform(packages: Iterable[DistributionPackage], platform: str) -> list[DistributionPackage]:
     """Return the wheels for a platform, without yanked files."""
-    machine = platform.partition("-")[0]
+    expected = re.compile(f"manylinux.*_{platform.partition('-')[0]}")
     return [
         package
-        for package in packages
-        if package.package_type == "wheel"
-        and not package.is_yanked
-        and any(
-            tag.platform.startswith("manylinux") and tag.platform.endswith(f"_{machine}")
-            for tag in parse_wheel_filename(package.filename)[3]
-        )
+        for package in _wheels(packages)
+        if any(expected.fullmatch(tag.platform) for tag in parse_wheel_filename(package.filename)[3])
     ]
+
+
+def _wheels(packages: Iterable[DistributionPackage]) -> Iterator[DistributionPackage]:
+    return (package for package in packages if package.package_type == "wheel" and not package.is_yanked)
 
 
 def preference(package: DistributionPackage) -> tuple[Version, bool, int, tuple[int, str] | tuple[()]]:

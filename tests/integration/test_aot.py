@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kernel_builder.aot import compiling
+from kernel_builder.aot import generation
 from kernel_builder.backends.rocm import NOT_RUN, ROCM
 from kernel_format.cache_directory import default_cache
 from tests.support.cli import invoke
@@ -144,8 +144,8 @@ def test_files_that_a_module_replaces_are_refused(
 ) -> None:
     """The module with the kernels runs in the sandbox at its import, and can write there in place of the compiler."""
     if message == "did not end within":
-        monkeypatch.setattr(compiling, "_SECONDS", 2)
-        monkeypatch.setattr(compiling, "_SECONDS_EACH", 0)
+        monkeypatch.setattr(generation, "_SECONDS", 2)
+        monkeypatch.setattr(generation, "_SECONDS_EACH", 0)
     aot = 'capabilities = ["9.0"]\n' + re.sub("divisible = .*", "", AOT.replace(', "float32"', ""))
     answer = build(project(tmp_path / "p", aot, f"import json, os, pathlib\n{attack}\n{KERNELS}").root)
     (failure,) = answer["failures"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.aot import generation
-from kernel_builder.aot.compiling import compiler_component
+from kernel_builder.aot.generation import compiler_component
 from kernel_builder.config import known_backends
 from kernel_builder.config.project_files import read_project
 from kernel_builder.toolchain import Toolchains

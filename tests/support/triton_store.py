@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_builder.aot.compiling import compiler_component
+from kernel_builder.aot.generation import compiler_component
 from kernel_builder.toolchain import Toolchains
 
 

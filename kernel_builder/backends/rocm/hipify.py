@@ -21,6 +21,7 @@ from types import ModuleType
 
 from kernel_builder.probe_cache import ProbeCache
 from kernel_format.errors import ConfigError
+from kernel_format.files import write_files
 
 _MODULE = "kernel_builder_hipify"
 # Increase when this module calls hipify in another way, or processes its output differently.
@@ -70,9 +71,7 @@ def _translated(
     hipify = _hipify(torch_utils)
     with tempfile.TemporaryDirectory() as copied:
         root = Path(copied).resolve()
-        for name, content in contents.items():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_bytes(content)
+        write_files(root, contents)
         hipify.HIPIFY_FINAL_RESULT.clear()
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             results = hipify.hipify(

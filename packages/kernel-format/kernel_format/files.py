@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -70,6 +70,13 @@ def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o644) -> 
     """Write a file whole or not at all, as `replacing` does."""
     with replacing(path, mode=mode) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def write_files(directory: Path, files: Mapping[str, str | bytes]) -> None:
+    """Write files, given by their paths below a directory, and the directories around them."""
+    for name, content in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager

@@ -208,9 +208,6 @@ def _dependencies(value: object) -> tuple[Mapping[str, Any], ...]:
     return tuple(entries)
 
 
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def _texts(value: object) -> tuple[str, ...]:
-    return tuple(entry for entry in _list(value) if isinstance(entry, str))
+    entries = value if isinstance(value, list) else ()
+    return tuple(entry for entry in entries if isinstance(entry, str))

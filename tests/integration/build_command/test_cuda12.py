@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder import elf
-from kernel_builder.backends.cuda import libraries
+from kernel_builder.backends.cuda import runtime_exports
 from kernel_format.errors import BuildError
 from kernel_format.release import Release
 from tests.integration.build_command.conftest import Copy, Run, replace
@@ -51,7 +51,7 @@ def test_one_binary_serves_cuda_12_and_13(copy_project: Copy, shared_cache: Path
         assert metadata["backend"]["archs"] == ["9.0+PTX", "10.0"]
         assert metadata["provenance"]["cuda-compiler"].startswith("clang 22.")
     names = {symbol.name for symbol in elf.read(binary_of(packages[0])).undefined if "cuda" in symbol.name.lower()}
-    exports = libraries.runtime_exports()
+    exports = runtime_exports()
     used = {name for name in names if name in exports[Release(12, 8)]}
     assert {"__cudaRegisterFatBinary", "cudaLaunchKernel"} <= used
     assert all(used <= functions for functions in exports.values())

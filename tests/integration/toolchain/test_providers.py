@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder import toml_file
-from kernel_builder.backends.cuda import CUDA, backend, toolkits
+from kernel_builder.backends.cuda import CUDA, nvcc_options, toolkits
 from kernel_builder.backends.tools import CudaCompiler
 from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
@@ -137,8 +137,8 @@ def test_every_option_of_nvcc_is_allowed_or_refused_with_a_reason() -> None:
     options = re.findall(r"^--([\w+-]+).*?\((?:-([\w+-]+))?\)", words, re.M)
     names = {name for pair in options for name in pair if name}
     assert len(names) > 150
-    _, refused = backend.nvcc_options()
-    data = toml_file.read(Path(backend.__file__).with_name("nvcc_options.toml"))
+    _, refused = nvcc_options()
+    data = toml_file.read(Path(toolkits.__file__).with_name("nvcc_options.toml"))
     known = {name for kind in data["allowed"].values() for name in kind} | refused.keys()
     assert names - known == set()
     assert set(data["allowed"]["plain"]) & refused.keys() == set()

@@ -14,7 +14,7 @@ import pytest
 
 from kernel_builder import elf
 from kernel_builder.backends import reading
-from kernel_builder.backends.rocm import code_objects
+from kernel_builder.backends.rocm import ROCM as BACKEND
 from kernel_format.cache_directory import default_cache
 from tests.integration.build_command.conftest import Copy, Run, run_python
 from tests.support.optimization import without_optimization
@@ -62,7 +62,7 @@ def test_every_kernel_builds_with_every_compiler(name: str, tmp_path: Path, kern
         if package["variant"] in ROCM:
             assert package["checks"]["findings"] == []
             (binary,) = (project / "build" / package["variant"]).glob("*.so")
-            assert {code.arch for code in code_objects.read(binary, reading(binary))} == {"gfx942"}
+            assert {code.arch for code in BACKEND.device_code(binary, reading(binary))} == {"gfx942"}
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from kernel_builder import toml_file
 from kernel_builder.backends.cuda import CUDA
-from kernel_builder.backends.cuda.clang_flags import of_clang
+from kernel_builder.backends.cuda.commands import of_clang
 from kernel_builder.config import compiler_flags
 from kernel_builder.config.project import Kernel
 from kernel_format.errors import ConfigError
