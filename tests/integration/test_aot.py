@@ -13,8 +13,8 @@ import pytest
 
 from kernel_builder.aot import generation
 from kernel_builder.backends.rocm import NOT_RUN, ROCM
-from kernel_format.cache_directory import default_cache
 from tests.support.cli import invoke
+from tests.support.files import append, replace, write_files
 from tests.support.places import CUDA, SOURCES
 from tests.support.triton_store import require_triton
 from tests.unit.aot.test_declaration import AOT, KERNELS, project
@@ -51,13 +51,12 @@ def test_the_binary_package_has_no_triton(built: Path) -> None:
     assert json.loads((package / "metadata.json").read_text())["backend"]["archs"] == ["9.0"]
 
 
-def test_two_builds_give_the_same_bytes(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_builds_give_the_same_bytes(
+    built: Path, tmp_path: Path, new_cache: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of another directory, with another cache."""
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache/toolchains").symlink_to(default_cache() / "toolchains")
-    monkeypatch.setenv("KERNEL_BUILDER_CACHE", str(tmp_path / "cache"))
-    copy = tmp_path / "elsewhere"
-    shutil.copytree(built, copy, ignore=shutil.ignore_patterns("build"))
+    monkeypatch.setenv("KERNEL_BUILDER_CACHE", str(new_cache("cache")))
+    copy = Path(shutil.copytree(built, tmp_path / "elsewhere", ignore=shutil.ignore_patterns("build")))
     assert build(copy)["packages"]
     files = {path.name: path.read_bytes() for path in (built / "build" / CUDA).iterdir() if path.is_file()}
     assert {path.name: path.read_bytes() for path in (copy / "build" / CUDA).iterdir() if path.is_file()} == files
@@ -88,8 +87,7 @@ def test_a_kernel_that_cannot_be_compiled_is_an_error(
 
 def test_a_capability_with_too_little_shared_memory_is_named(tmp_path: Path) -> None:
     """The kernel's pipeline has 112 KiB, which 8.0 and 9.0 have, and 8.6 has not."""
-    loop = SOURCES["loop_of_products"]
-    kernels = re.sub(r"    at = .*\n    tl.store.*\n", loop, KERNELS)
+    kernels = re.sub(r"    at = .*\n    tl.store.*\n", SOURCES["loop_of_products"], KERNELS)
     aot = AOT.replace(', "float32"', "").replace('divisible = ["x_ptr", "n"]', 'types = { x_ptr = "*T:16" }')
     aot = re.sub("config = .*", "config = [{ FLAG = false, num_stages = 8 }]", aot)
     (failure,) = build(project(tmp_path / "p", aot, kernels).root, capability="8.6")["failures"]
@@ -104,8 +102,8 @@ def test_the_same_source_is_compiled_for_every_architecture_of_rocm(tmp_path: Pa
     aot = 'capabilities = ["9.0"]\n' + re.sub("divisible = .*", "", AOT.replace(', "float32"', ""))
     kernels = "from triton.language.extra import libdevice\n" + KERNELS.replace("* factor,", "* libdevice.erf(factor),")
     root = project(tmp_path / "p", aot, kernels).root
-    text = (root / "build.toml").read_text().replace('["cuda"]', '["cuda", "rocm"]')
-    (root / "build.toml").write_text(f"{text}rocm_archs = {json.dumps(ROCM.known_archs())}\n")
+    replace(root / "build.toml", '["cuda"]', '["cuda", "rocm"]')
+    append(root / "build.toml", f"rocm_archs = {json.dumps(ROCM.known_archs())}\n")
     variant = "torch-stable-abi210-rocm72-x86_64-linux"
     command = ["build", str(root), "--variant", variant, "--variant", CUDA, "--no-load", "--json"]
     answer = json.loads(invoke(*command).stdout)
@@ -164,11 +162,9 @@ def test_the_generated_project_is_shown(built: Path, tmp_path: Path) -> None:
 @pytest.mark.attack
 def test_a_directory_of_another_name_is_in_the_package(built: Path, tmp_path: Path) -> None:
     """The cache has the generated project of the same files in another directory."""
-    root = tmp_path / "moved"
-    shutil.copytree(built, root, ignore=shutil.ignore_patterns("build"))
+    root = Path(shutil.copytree(built, tmp_path / "moved", ignore=shutil.ignore_patterns("build")))
     for place in ("before", "after"):
-        (root / "torch-ext/scale" / place).mkdir()
-        (root / "torch-ext/scale" / place / "util.py").write_text("")
+        write_files(root / "torch-ext/scale", [f"{place}/util.py"])
         build(root)
         assert (root / "build" / CUDA / place / "util.py").is_file()
         shutil.rmtree(root / "torch-ext/scale" / place)

@@ -17,7 +17,7 @@ from kernel_builder.steps.provenance import GitState, git_state, provenance
 from kernel_format.errors import ConfigError, VerificationError
 from kernel_format.files import LFS_POINTER
 from tests.support.cli import invoke
-from tests.support.files import write_files, write_program
+from tests.support.files import append, write_files, write_program
 from tests.support.git import commit_all, git
 from tests.support.places import PROJECTS
 from tests.support.python_project import write_project
@@ -151,9 +151,7 @@ def test_the_environment_names_no_other_repository(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     commit = git(repository, "rev-parse", "HEAD")
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "mine").write_text("")
+    other = write_files(tmp_path / "other", ["mine"])
     commit_all(other)
     (repository / ".gitignore").write_text("private\n")
     (repository / "kernel/private").write_text("")
@@ -277,8 +275,7 @@ def test_ignored_files_are_in_no_package(tmp_path: Path, in_git: bool) -> None:
     if in_git:
         commit_all(project)
         git(tmp_path, "init", "--quiet")
-    with (project / "build.toml").open("a") as file:
-        file.write('pyext = ["py", "pem"]\n')
+    append(project / "build.toml", 'pyext = ["py", "pem"]\n')
     assert [name for name, _ in read_project(project).python_files] == ["__init__.py"]
     assert set(published_files(project)) == {"build.toml", "torch-ext/twice/__init__.py"}
 
@@ -346,8 +343,7 @@ def test_no_private_key_is_published_in_a_package(tmp_path: Path) -> None:
 
 def test_a_file_that_the_project_has_no_longer_is_not_published_from_its_package(tmp_path: Path) -> None:
     project = write_project(tmp_path / "twice")
-    with (project / "build.toml").open("a") as file:
-        file.write('pyext = ["py", "json"]\n')
+    append(project / "build.toml", 'pyext = ["py", "json"]\n')
     write_files(project, {"torch-ext/twice/settings.json": "{}"})
     assert invoke("build", project, "--no-load").exit_code == 0
     (project / "torch-ext/twice/settings.json").unlink()
@@ -381,8 +377,7 @@ def test_changes_are_seen_through_links(linked: Path) -> None:
     committed = {"commit": git(linked, "rev-parse", "HEAD"), "dirty": False}
     assert recorded() == committed
     for name in ("shared/scale_cpu.cpp", "kernels/stable-scale/torch-ext/stable_scale/__init__.py"):
-        with (linked / name).open("a") as stream:
-            stream.write("\n")
+        append(linked / name, "\n")
         assert recorded()["dirty"], name
         git(linked, "checkout", "--", ".")
     for name in ("kernels/scale", "kernels/stable-scale/scale"):

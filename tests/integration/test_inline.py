@@ -1,7 +1,4 @@
-"""`kernel_builder.load` compiles one source, and `init --from` creates a project from it.
-
-A failure means that a user who tries one function gets no result, a wrong result, or an error without a reason.
-"""
+"""`kernel_builder.load` compiles one source, and `init --from` creates a project from it."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ import kernel_builder
 from kernel_builder.develop import inline
 from kernel_format.errors import BuildError, ConfigError, VariantError
 from tests.support.cli import invoke
+from tests.support.files import write_files
 from tests.support.places import CUDA, ROOT, SOURCES
 
 SOURCE = SOURCES["inline_functions"]
@@ -63,10 +61,8 @@ def test_errors_name_the_mistake() -> None:
 
 
 def test_code_for_another_gpu_is_refused(tmp_path: Path) -> None:
-    package = tmp_path / "build" / CUDA
-    package.mkdir(parents=True)
-    described = {"backend": {"type": "cuda", "archs": ["7.5", "9.0a"]}}
-    (package / "metadata.json").write_text(json.dumps(described))
+    described = json.dumps({"backend": {"type": "cuda", "archs": ["7.5", "9.0a"]}})
+    write_files(tmp_path, {f"build/{CUDA}/metadata.json": described})
     for capability in ("7.5", "9.0"):
         inline._check_device(tmp_path, [capability])
     with pytest.raises(VariantError, match=r"no code for this GPU, of capability 10\.0; .* code for 7\.5, 9\.0a"):

@@ -28,7 +28,7 @@ from kernel_builder.port.first_build_toml import Port, port
 from kernel_builder.port.setup_runs import MACHINES
 from kernel_builder.steps import confinement
 from tests.support import programs
-from tests.support.files import write_program
+from tests.support.files import write_files, write_program
 from tests.support.places import SOURCES
 
 pytestmark = pytest.mark.nightly
@@ -190,8 +190,7 @@ def _capabilities(options: set[str]) -> set[str]:
 def known(tmp_path_factory: pytest.TempPathFactory) -> list[Counter[str]]:
     """The options that setuptools and Torch add to commands, on each machine."""
     directory = tmp_path_factory.mktemp("known")
-    (directory / "project").mkdir()
-    (directory / "project/setup.py").write_text(SOURCES["setup_without_options"])
+    write_files(directory, {"project/setup.py": SOURCES["setup_without_options"]})
     options = []
     for commands in recorded(directory / "project/setup.py", directory):
         options.append(Counter[str]())

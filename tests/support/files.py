@@ -14,6 +14,19 @@ def write_files(directory: Path, files: Mapping[str, str] | Iterable[str]) -> Pa
     return directory
 
 
+def replace(file: Path, old: str, new: str) -> None:
+    """Replace the first occurrence of a text in a file; it must be there."""
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+def append(file: Path, text: str) -> None:
+    """Add a text at the end of a file."""
+    with file.open("a") as stream:
+        stream.write(text)
+
+
 def write_program(path: Path, script: str) -> Path:
     """Write a shell script that can be run by its path."""
     write_files(path.parent, {path.name: f"#!/bin/sh\n{script}\n"})

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.files import write_files
 from tests.support.places import PROJECTS, SOURCES
 
 
@@ -52,7 +53,4 @@ def judge_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def problem(tmp_path: Path) -> Path:
     """Return a task in the form of KernelBench."""
-    file = tmp_path / "level1" / "7_Linear.py"
-    file.parent.mkdir()
-    file.write_text(SOURCES["problem"])
-    return file
+    return write_files(tmp_path / "level1", {"7_Linear.py": SOURCES["problem"]}) / "7_Linear.py"

@@ -30,10 +30,7 @@ class ForkServer:
         self._server: subprocess.Popen[str] | None = None
 
     def run(self, code: str, arguments: Sequence[str], environment: Mapping[str, str]) -> CompletedProcess[str]:
-        """Run a program as `python -c` does, without input, and return its output.
-
-        When debugging, a new process runs it from a file, which is kept.
-        """
+        """Run a program as `python -c` does, without input, and return its output. When debugging, keep its file."""
         if debugging():
             script = Path(tempfile.mkdtemp(), "program.py")
             script.write_text(code)

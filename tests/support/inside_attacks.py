@@ -31,11 +31,7 @@ _F_OFD_GETLK, _F_OFD_SETLK, _LOCK = 36, 37, "hhqqi0q"
 
 
 def called(number: int, *arguments: Any) -> int:
-    """Make a system call by its number, as code does that a library does not confine.
-
-    Raises:
-        OSError: If the kernel refuses.
-    """
+    """Make a system call by its number, as code does that a library does not confine; OSError if it is refused."""
     result = LIBC.syscall(number, *arguments)
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

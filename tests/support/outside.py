@@ -31,12 +31,7 @@ def _drop_capabilities() -> None:
 
 
 class Outside:
-    """Creates the targets of the attacks, in a directory that the sandbox may read.
-
-    Attributes:
-        directory: Holds the attacks' program, a file, and sockets.
-        targets: The targets, as the argument of the attacks' program.
-    """
+    """Creates the attacks' targets in `directory`, which a sandbox may read; `targets` is their program's argument."""
 
     def __enter__(self) -> Outside:
         with ExitStack() as opened:

@@ -19,11 +19,7 @@ def in_edition_5(text: str) -> str:
 
 
 def read(text: str, directory: Path) -> Build:
-    """Read a file of edition 6, which is written to a directory in edition 5.
-
-    Raises:
-        ValueError: If the public parser rejects it, or its edition is another one.
-    """
+    """Read a file of edition 6, written to a directory in edition 5; ValueError if the public parser rejects it."""
     document = tomli.loads(text)
     kernels = document.get("kernel", {}).values()
     if document["general"]["edition"] != 6 or any("backend" in kernel for kernel in kernels):

@@ -91,17 +91,14 @@ def _serve(
     open_files: tuple[int, int],
     in_new_python: bool,
 ) -> None:
-    """Run a command of the builder as a process that a test starts: with its directory, variables and limits.
-
-    `in_new_python` is for variables that Python or a module reads at its start.
-    """
+    """Run a command of the builder as a process that a test starts: with its directory, variables and limits."""
     from kernel_builder.cli import main
 
     os.dup2(output.fileno(), 1)
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 2)
     os.chdir(directory)
     resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
-    if in_new_python:
+    if in_new_python:  # for variables that Python or a module reads at its start
         os.execve(sys.executable, [sys.executable, "-m", "kernel_builder", *command], environment)
     os.environ.clear()
     os.environ.update(environment)

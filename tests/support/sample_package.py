@@ -21,7 +21,6 @@ STABLE_CUDA = f"torch-stable-abi210-cu130-{this_platform()}"
 # An op that counts elements, by the C functions of the stable ABI, and an empty Python module.
 SOURCE = SOURCES["counting_op"]
 
-
 Compile = Callable[..., Path]
 Make = Callable[..., Path]
 
@@ -62,11 +61,7 @@ def assemble(
 
 
 def findings(package: Path, *only: str, probe: ProbeProcess | None = None) -> list[Finding]:
-    """Return the findings of the named checks, or of all checks but `load`.
-
-    Args:
-        probe: A process that loads the package; None for a new one, which imports Torch if a check asks it.
-    """
+    """Return the findings of checks, by default of all but `load`; without `probe`, a new process imports Torch."""
     names = only or [name for name in CHECKS if name != "load"]
     (report,) = run_all([package], only=names, probe=probe)
     return list(report.findings)

@@ -27,7 +27,8 @@ from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.lock import PinnedFile
 from kernel_format.errors import KernelBuilderError, PackageError, VerificationError
 from kernel_format.untrusted_paths import UnsafePath, checked_path, checked_tree
-from tests.support.git import git
+from tests.support.files import write_files
+from tests.support.git import commit_all, git
 from tests.support.loopback import QuietHandler, served
 
 pytestmark = pytest.mark.attack
@@ -82,7 +83,6 @@ def repository() -> RemoteRepository:
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        (["a", "/home/me/file"], "leaves its directory"),
         (["a", "../../home/me/file"], "leaves its directory"),
         ([f"a{number}" for number in range(12)], "more than"),
     ],
@@ -181,8 +181,7 @@ def test_names_lead_nowhere(
     root = tmp_path_factory.mktemp("names")
     inside, outside = root / "inside", root / "outside"
     inside.mkdir()
-    outside.mkdir()
-    (outside / "file").write_text("the user's")
+    write_files(outside, {"file": "the user's"})
 
     def refused(consume: Callable[[], object]) -> None:
         try:
@@ -306,11 +305,8 @@ def test_text_of_any_size_is_not_read(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_reading_the_api_runs_no_program_of_the_package(tmp_path: Path) -> None:
-    package, ran = tmp_path / "torch-cpu", tmp_path / "ran"
-    package.mkdir()
-    (package / "__init__.py").write_text("def double(x): ...\n")
-    git(package, "init", "--quiet")
-    git(package, "add", "__init__.py")
+    package, ran = write_files(tmp_path / "torch-cpu", {"__init__.py": "def double(x): ...\n"}), tmp_path / "ran"
+    commit_all(package)
     git(package, "config", "core.fsmonitor", f"touch {ran}; false")
     assert [*package_api.read(package).members] == ["double"]
     assert not ran.exists()

@@ -86,19 +86,19 @@ def test_choices_are_checked():
     for activation in (0, 4):
         with pytest.raises(RuntimeError, match=f"activation must be .*, not {activation}"):
             ops.gated_linear(x, weight, weight, activation)
-    for count in (0, 4):
-        with pytest.raises(ValueError, match=f"weights must be one to three tensors, not {count}"):
-            kernel.linears(x, [weight] * count)
-    with pytest.raises(ValueError, match="biases must be 2, one for each weight, not 1"):
-        kernel.linears(x, [weight, weight], [None])
-    query, key = QUERY.to(DEVICE), KEY.to(DEVICE)
-    with pytest.raises(ValueError, match="new_key, new_value and position must be given together"):
-        kernel.attention(query, key, key, position=POSITION.to(DEVICE))
-    with pytest.raises(ValueError, match="and with constant_cache"):
-        kernel.attention(query, key, key, constant_cache=True)
+    for message, function, *arguments in (
+        ("weights must be one to three tensors, not 0", kernel.linears, x, []),
+        ("weights must be one to three tensors, not 4", kernel.linears, x, [weight] * 4),
+        ("biases must be 2, one for each weight, not 1", kernel.linears, x, [weight, weight], [None]),
+    ):
+        with pytest.raises(ValueError, match=message):
+            function(*arguments)
+    query, key, position = QUERY.to(DEVICE), KEY.to(DEVICE), POSITION.to(DEVICE)
     new, row = NEW.to(DEVICE), torch.ones(1, 16, device=DEVICE)
-    token = {"new_key": new, "new_value": new, "position": POSITION.to(DEVICE)}
+    token = {"new_key": new, "new_value": new, "position": position}
     for message, options in (
+        ("new_key, new_value and position must be given together", {"position": position}),
+        ("and with constant_cache", {"constant_cache": True}),
         ("new_key, new_value and position must be given", {"cos": row, "sin": row}),
         ("cos and sin must be given together", {"cos": row, **token}),
         ("cos and sin must be given together, and with weights", {"key_weight": row[0], **token}),
@@ -126,11 +126,11 @@ def test_caches_that_cannot_be_written():
 @gpu
 def test_errors_name_the_argument_on_another_device():
     x, weight, query, key = (tensor.to(DEVICE) for tensor in (X, WEIGHT, QUERY, KEY))
-    with pytest.raises(RuntimeError, match="weight must be on the device of x"):
-        kernel.linear(x, weight.cpu())
-    with pytest.raises(RuntimeError, match="value must be on the device of key"):
-        kernel.attention(query, key, key.cpu())
-    with pytest.raises(NotImplementedError, match='backend="cpu"'):
-        kernel.linear(x.cpu(), weight.cpu())
-    with pytest.raises(NotImplementedError, match='backend="cpu"'):
-        kernel.attention(query.cpu(), key.cpu(), key.cpu())
+    for error, message, function, *tensors in (
+        (RuntimeError, "weight must be on the device of x", kernel.linear, x, weight.cpu()),
+        (RuntimeError, "value must be on the device of key", kernel.attention, query, key, key.cpu()),
+        (NotImplementedError, 'backend="cpu"', kernel.linear, x.cpu(), weight.cpu()),
+        (NotImplementedError, 'backend="cpu"', kernel.attention, query.cpu(), key.cpu(), key.cpu()),
+    ):
+        with pytest.raises(error, match=message):
+            function(*tensors)

@@ -25,17 +25,11 @@ two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two G
 
 
 class Op(NamedTuple):
-    """A public function with a gradient, for the tests of op_tests.py.
+    """A public function with a gradient, for the tests of op_tests.py."""
 
-    Attributes:
-        function: Takes tensors, in the order of its arguments, and returns one or a tuple.
-        exact: The formula, in the precision of its tensors.
-        inputs: Takes a number of rows or sequences and a dtype, and returns the tensors of a call.
-    """
-
-    function: Callable
-    exact: Callable
-    inputs: Callable
+    function: Callable  # takes tensors, in the order of its arguments, and returns one or a tuple
+    exact: Callable  # the formula, in the precision of its tensors
+    inputs: Callable  # takes a number of rows or sequences and a dtype, and returns the tensors of a call
 
 
 def load(project):

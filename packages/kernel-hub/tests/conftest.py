@@ -1,12 +1,30 @@
 """Fixtures that run a real Hub on a loopback port, each on a directory of its own."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 from huggingface_hub import HfApi
+from raw_requests import TokenHub
 
+from kernel_hub import tokens
 from tests.support.running_hub import RunningHub, hub, start_hub
 from tests.support.small_kernel import KERNEL
 
 __all__ = ["hub", "start_hub"]
+
+
+@pytest.fixture
+def token_hub(start_hub: Callable[..., RunningHub], tmp_path: Path) -> TokenHub:
+    """A function that starts a Hub with `tokens.json`; returns it and the tokens: `token_hub(ci={"write": ("a",)})`."""
+
+    def start(*arguments: str, **scopes: dict[str, Any]) -> tuple[Any, ...]:
+        file = tmp_path / "tokens.json"
+        secrets = [tokens.add(file, name, **{"read": (), "write": (), **given}) for name, given in scopes.items()]
+        return start_hub("--token-file", str(file), *arguments), *secrets
+
+    return start
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from tests.support.running_hub import TOKEN, RunningHub, memory
 from tests.support.small_kernel import KERNEL, commit
 
 __all__ = ["TOKEN", "commit", "memory", "until"]
+TokenHub = Callable[..., tuple[Any, ...]]
 
 
 def hub_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

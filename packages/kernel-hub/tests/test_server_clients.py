@@ -18,6 +18,7 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationCopy,
 from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
 
 from tests.support.alternating_proxy import alternating_proxy
+from tests.support.files import write_files
 from tests.support.loopback import write_certificate
 from tests.support.places import SOURCES
 from tests.support.running_hub import RunningHub
@@ -59,9 +60,8 @@ def test_the_command_line_locks_and_downloads_kernels_that_load_without_a_hub(hu
     folder = write_kernel(tmp_path / "one")
     shutil.copytree(folder / "build" / VARIANT, folder / "build" / "torch-cuda")
     publish_kernel(hub, folder)
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "pyproject.toml").write_text(f'[tool.kernels.dependencies]\n"{KERNEL}" = 1\n')
+    dependency = f'[tool.kernels.dependencies]\n"{KERNEL}" = 1\n'
+    project = write_files(tmp_path / "project", {"pyproject.toml": dependency})
     commands = [
         ["versions", KERNEL],
         ["info", KERNEL, "--version", "1", "--json"],

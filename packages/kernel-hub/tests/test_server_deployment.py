@@ -17,12 +17,13 @@ import pytest
 import requests
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
-from raw_requests import commit, hub_command, until
+from raw_requests import TokenHub, commit, hub_command, until
 
 from kernel_hub import tokens
 from kernel_hub.hub_service import Hub
 from kernel_hub.settings import Settings
 from tests.support.alternating_proxy import alternating_proxy
+from tests.support.files import write_program
 from tests.support.loopback import QuietHandler, served
 from tests.support.running_hub import RunningHub, running_hub
 from tests.support.small_kernel import write_kernel
@@ -116,13 +117,8 @@ class Sessions(QuietHandler):
 
 
 @pytest.mark.attack
-def test_users_of_the_single_sign_on(
-    start_hub: Callable[..., RunningHub], behind_nginx: Callable[..., str], tmp_path: Path
-) -> None:
-    file = tmp_path / "tokens.json"
-    proxy = tokens.add(file, "proxy", read=(), write=(), groups=("ann=a",))
-    writer = tokens.add(file, "ci", read=(), write=("a",))
-    hub = start_hub("--token-file", str(file))
+def test_users_of_the_single_sign_on(token_hub: TokenHub, behind_nginx: Callable[..., str]) -> None:
+    hub, proxy, writer = token_hub(proxy={"groups": ("ann=a",)}, ci={"write": ("a",)})
     with served(Sessions) as sessions:
         site = (DEPLOY / "nginx-sign-on.conf").read_text().replace("http://127.0.0.1:4180", sessions)
         user = (DEPLOY / "nginx-user.conf").read_text().replace("hf_TOKEN", proxy)
@@ -281,14 +277,12 @@ def test_a_backup_beside_writers_is_restored(start_hub: Callable[..., RunningHub
 def test_a_backup_has_repositories_that_are_renamed_at_its_end(tmp_path: Path) -> None:
     """r1 is renamed when all are copied, and r2 when the copy of r1 is removed."""
     hub, programs = tmp_path / "hub", tmp_path / "bin"
-    programs.mkdir()
     for name in ("a/r0", "a/r1", "a/r2"):
         Hub(Settings(hub)).repositories.create(name, private=False, author="a")
     for program, copy, old, new in (("find", "r2", "r1", "x1"), ("rm", "r1", "r2", "x2")):
         move = f"cd {hub}/repositories/a && [ ! -d {old}.git ] || mv {old}.git {new}.git"
-        lines = ["#!/bin/sh", f'case "$*" in */{copy}.git*) ({move}) ;; esac', f'exec {shutil.which(program)} "$@"']
-        (programs / program).write_text("\n".join(lines))
-        (programs / program).chmod(0o755)
+        before = f'case "$*" in */{copy}.git*) ({move}) ;; esac'
+        write_program(programs / program, f'{before}\nexec {shutil.which(program)} "$@"')
     environment = {"PATH": f"{programs}:{os.environ['PATH']}"}
     subprocess.run([str(BACKUP), str(hub), str(tmp_path / "copy")], check=True, env=environment)
     copies = {path.name for path in (tmp_path / "copy/repositories/a").iterdir()}

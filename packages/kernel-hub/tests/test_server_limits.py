@@ -20,7 +20,7 @@ import requests
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import paginate
-from raw_requests import TOKEN, ask, begin, commit, commit_body, memory, signed_address
+from raw_requests import TOKEN, TokenHub, ask, begin, commit, commit_body, memory, signed_address
 from starlette.testclient import TestClient
 
 from kernel_format.errors import HubError
@@ -33,6 +33,7 @@ from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal
 from kernel_hub.routes import git
 from kernel_hub.settings import RequestLimits, Settings
+from tests.support.files import write_files
 from tests.support.running_hub import RunningHub
 
 pytestmark = pytest.mark.attack
@@ -146,11 +147,9 @@ def test_a_conflict_leaves_nothing(hub: RunningHub, api: HfApi) -> None:
     assert stored(hub) == before
 
 
-def test_signed_addresses_end_with_the_token(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
+def test_signed_addresses_end_with_the_token(token_hub: TokenHub, tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
-    writer = tokens.add(file, "ci", read=(), write=("a",))
-    other = tokens.add(file, "other", read=(), write=("a",))
-    hub = start_hub("--token-file", str(file))
+    hub, writer, other = token_hub(ci={"write": ("a",)}, other={"write": ("a",)})
     hub.api(writer).create_repo("a/one", repo_type="kernel", private=True)
     data = os.urandom(20 << 20)
 
@@ -234,10 +233,9 @@ def test_a_lookup_of_many_paths_reads_each_folder_once(hub: RunningHub, api: HfA
 
 
 def test_gitignore_counts_in_uploads(api: HfApi, tmp_path: Path) -> None:
-    for path in ("a.log", "keep.log", "build/x", "a/b/node_modules/c", "sub/top", "top"):
-        (tmp_path / "up" / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "up" / path).write_text("x")
-    (tmp_path / "up/.gitignore").write_text("# of a build\n*.log\n!keep.log\nbuild/\n/top\n**/node_modules\n")
+    files = dict.fromkeys(("a.log", "keep.log", "build/x", "a/b/node_modules/c", "sub/top", "top"), "x")
+    rules = "# of a build\n*.log\n!keep.log\nbuild/\n/top\n**/node_modules\n"
+    write_files(tmp_path / "up", {**files, ".gitignore": rules})
     api.upload_folder(repo_id="a/one", folder_path=tmp_path / "up", repo_type="kernel")
     expected = {".gitignore", "keep.log", "sub/top"}
     assert set(api.list_repo_files("a/one", repo_type="kernel")) == expected

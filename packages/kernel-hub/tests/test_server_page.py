@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import requests
-from raw_requests import commit
+from raw_requests import TokenHub, commit
 
 from kernel_format.tree_digest import SIGNATURE
-from kernel_hub import tokens
+from tests.support.files import write_files
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, VARIANT, write_kernel
 
@@ -39,17 +39,12 @@ def browser() -> Iterator[object]:
 
 def publish(hub: RunningHub, directory: Path, token: str = "any") -> None:
     write_kernel(directory)
+    metadata = json.dumps({"backend": {"type": "cuda", "archs": ["9.0a", "12.0+PTX"]}})
     stable = directory / "build" / "torch-stable-abi210-cu130-x86_64-linux"
-    stable.mkdir()
-    metadata = {"backend": {"type": "cuda", "archs": ["9.0a", "12.0+PTX"]}}
-    (stable / "metadata.json").write_text(json.dumps(metadata))
-    (stable / SIGNATURE).write_text("{}")
+    write_files(stable, {"metadata.json": metadata, SIGNATURE: "{}"})
+    write_files(directory / "sources", {"benchmarks/results/speed.svg": PLOT, "README.md": CARD})
     api = hub.api(token)
     api.create_repo(KERNEL, repo_type="kernel", private=token != "any")
-    results = directory / "sources" / "benchmarks" / "results"
-    results.mkdir(parents=True)
-    (results / "speed.svg").write_text(PLOT)
-    (directory / "sources" / "README.md").write_text(CARD)
     api.upload_folder(repo_id=KERNEL, folder_path=directory / "sources", repo_type="kernel")
     for branch in ("v1", "v2"):
         api.create_branch(KERNEL, branch=branch, repo_type="kernel")
@@ -99,9 +94,8 @@ def test_pages_of_a_kernel(hub: RunningHub, browser: object, tmp_path: Path) -> 
     assert page.goto(f"{hub.url}/none").status == 404
 
 
-def test_a_user_logs_in_and_out(start_hub: Callable[..., RunningHub], browser: object, tmp_path: Path) -> None:
-    token = tokens.add(tmp_path / "tokens.json", "desk", read=("a",), write=())
-    hub = start_hub("--token-file", str(tmp_path / "tokens.json"))
+def test_a_user_logs_in_and_out(token_hub: TokenHub, browser: object) -> None:
+    hub, token = token_hub(desk={"read": ("a",)})
     context = browser.new_context(  # type: ignore[attr-defined]
         java_script_enabled=False, http_credentials={"username": "any", "password": token}
     )

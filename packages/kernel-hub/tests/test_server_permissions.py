@@ -18,7 +18,7 @@ import pytest
 import requests
 from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
-from raw_requests import TOKEN, commit, hub_command, target
+from raw_requests import TOKEN, TokenHub, commit, hub_command, target
 
 from kernel_format.errors import ConfigError
 from kernel_hub import maintenance, tokens
@@ -103,8 +103,6 @@ BODIES = {
     "/objects/batch": {"operation": "download", "objects": []},
     "/settings": {"private": False},
 }
-
-
 VALUES = {"revision": "main", "path": ".gitattributes", "number": "1", "sha256": "0" * 64}
 
 
@@ -119,12 +117,9 @@ def every_route(hub: RunningHub, repo_id: str) -> Iterator[tuple[str, str, objec
         yield from ((method, path, body) for method in methods)
 
 
-def test_a_private_repository_is_hidden_on_every_route(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
+def test_a_private_repository_is_hidden_on_every_route(token_hub: TokenHub) -> None:
     """Clients without access get the same answers for a private repository as for one that does not exist."""
-    file = tmp_path / "tokens.json"
-    writer = tokens.add(file, "ci", read=(), write=("ours",))
-    other = tokens.add(file, "guest", read=(), write=("theirs",))
-    hub = start_hub("--token-file", str(file))
+    hub, writer, other = token_hub(ci={"write": ("ours",)}, guest={"write": ("theirs",)})
     hub.api(writer).create_repo("ours/secret", repo_type="kernel", private=True)
     pages = ("/{}", "/{}/commit/main", "/{}/discussions/1", "/{}.git/info/refs", "/{}.git/HEAD")
     routes = [
@@ -187,9 +182,8 @@ def ask(hub: RunningHub, line: str, *, host: str = "127.0.0.1") -> tuple[int, st
     return int(answer.split()[1]) if answer else 0, answer.decode("latin-1")
 
 
-def test_malformed_addresses_are_refused(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
-    tokens.add(tmp_path / "tokens.json", "ci", read=(), write=("a",))
-    hub = start_hub("--token-file", str(tmp_path / "tokens.json"))
+def test_malformed_addresses_are_refused(token_hub: TokenHub) -> None:
+    hub, _ = token_hub(ci={"write": ("a",)})
     Hub(Settings(hub.root)).repositories.create("a/one", private=False, author="ci")
     api = "/api/kernels/a/one"
     routes = [f"{api}/{route}" for route in ("revision/{}", "tree/{}/x", "tree/main/{}", "commits/{}")]
@@ -255,13 +249,9 @@ def test_concurrent_requests_for_one_name(tmp_path: Path) -> None:
     assert not [path for path in (tmp_path / "hub/repositories/a").iterdir() if path.name.startswith(".new-")]
 
 
-def test_a_read_token_may_only_open_pull_requests(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
-    file = tmp_path / "tokens.json"
-    owner, reader, other = (
-        tokens.add(file, name, read=() if name == "owner" else (name,), write=("a",) if name == "owner" else ())
-        for name in ("owner", "reader", "other")
-    )
-    hub = start_hub("--token-file", str(file))
+def test_a_read_token_may_only_open_pull_requests(token_hub: TokenHub) -> None:
+    readers = {name: {"read": (name,)} for name in ("reader", "other")}
+    hub, owner, reader, other = token_hub(owner={"write": ("a",)}, **readers)
     hub.api(owner).create_repo("a/one", repo_type="kernel")
     hub.api(owner).create_repo("a/shut", repo_type="kernel", private=True)
 
@@ -372,10 +362,8 @@ def test_files_and_pages_run_no_script(hub: RunningHub, api: HfApi) -> None:
         assert "<script" not in answer.text
 
 
-def test_the_addresses_of_models_are_read_only(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
-    file = tmp_path / "tokens.json"
-    owner = tokens.add(file, "ci", read=(), write=("a", "resolve", "kernels"))
-    hub = start_hub("--token-file", str(file))
+def test_the_addresses_of_models_are_read_only(token_hub: TokenHub, tmp_path: Path) -> None:
+    hub, owner = token_hub(ci={"write": ("a", "resolve", "kernels")})
     api = hub.api(owner)
     api.create_repo("a/one", repo_type="kernel")
     api.create_repo("a/shut", repo_type="kernel", private=True)
@@ -458,12 +446,9 @@ def test_bytecode_and_names_that_differ_in_case_only_are_refused(hub: RunningHub
     assert merged.status_code == 400 and "where case does not count" in merged.text
 
 
-def test_a_damaged_file_of_the_operator_is_no_error_of_the_request(
-    start_hub: Callable[..., RunningHub], tmp_path: Path
-) -> None:
+def test_a_damaged_file_of_the_operator_is_no_error_of_the_request(token_hub: TokenHub, tmp_path: Path) -> None:
+    hub, token = token_hub(ci={"write": ("a",)})
     file = tmp_path / "tokens.json"
-    token = tokens.add(file, "ci", read=(), write=("a",))
-    hub = start_hub("--token-file", str(file))
     good = file.read_bytes()
     file.write_text("{")
     for path in ("/health", "/api/kernels"):

@@ -20,7 +20,7 @@ import requests
 from click.testing import CliRunner
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
-from raw_requests import commit, signed_address, target, until
+from raw_requests import TokenHub, commit, signed_address, target, until
 
 from kernel_builder.cli import main
 from kernel_format.errors import ConfigError
@@ -30,11 +30,8 @@ from kernel_hub.routes.git import SPARE_SECONDS
 from tests.support.running_hub import RunningHub
 
 
-def test_accounts_of_the_public_client(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
-    file = tmp_path / "tokens.json"
-    writer = tokens.add(file, "ci", read=("b",), write=("a",))
-    root = tokens.add(file, "root", read=(), write=("*",))
-    hub = start_hub("--token-file", str(file), "--trust", "t")
+def test_accounts_of_the_public_client(token_hub: TokenHub) -> None:
+    hub, writer, root = token_hub("--trust", "t", ci={"read": ("b",), "write": ("a",)}, root={"write": ("*",)})
     for repo_id in ("a/one", "a/two"):
         hub.api(root).create_repo(repo_id, repo_type="kernel", private=repo_id == "a/two")
     roles = {org["name"]: org["roleInOrg"] for org in hub.api(writer).whoami()["orgs"]}
@@ -72,12 +69,10 @@ def test_absent_routes_report_the_reason(hub: RunningHub, api: HfApi) -> None:
 # Tokens
 
 
-def test_tokens_for_one_repository_and_with_an_end(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
-    file = tmp_path / "tokens.json"
-    root = tokens.add(file, "root", read=(), write=("*",))
-    owner = tokens.add(file, "one", read=("a/shown",), write=("a/one",))
-    short = tokens.add(file, "short", read=(), write=("a",), expires=int(time.time()) + 2)
-    hub = start_hub("--token-file", str(file))
+def test_tokens_for_one_repository_and_with_an_end(token_hub: TokenHub) -> None:
+    of_one = {"read": ("a/shown",), "write": ("a/one",)}
+    ending = {"write": ("a",), "expires": int(time.time()) + 2}
+    hub, root, owner, short = token_hub(root={"write": ("*",)}, one=of_one, short=ending)
     for repo_id in ("a/shown", "a/hidden"):
         hub.api(root).create_repo(repo_id, repo_type="kernel", private=True)
     api = hub.api(owner)
@@ -120,11 +115,9 @@ def test_token_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.attack
-def test_only_the_proxy_names_users(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
-    file = tmp_path / "tokens.json"
-    owner = tokens.add(file, "owner", read=(), write=("a", "b"))
-    proxy = tokens.add(file, "proxy", read=(), write=(), groups=("team=a", "team=c", "staff=*"))
-    hub = start_hub("--token-file", str(file))
+def test_only_the_proxy_names_users(token_hub: TokenHub, tmp_path: Path) -> None:
+    file, groups = tmp_path / "tokens.json", ("team=a", "team=c", "staff=*")
+    hub, owner, proxy = token_hub(owner={"write": ("a", "b")}, proxy={"groups": groups})
     for repo_id in ("a/one", "b/two"):
         hub.api(owner).create_repo(repo_id, repo_type="kernel", private=True)
 
@@ -184,11 +177,9 @@ def test_invented_methods_take_no_memory(hub: RunningHub) -> None:
 
 
 @pytest.mark.attack
-def test_the_audit_log_has_writes_and_denied_accesses(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
-    file, audit = tmp_path / "tokens.json", tmp_path / "audit.log"
-    writer = tokens.add(file, "ci", read=(), write=("a",))
-    reader = tokens.add(file, "desk", read=("b",), write=())
-    hub = start_hub("--token-file", str(file), "--audit-log", str(audit))
+def test_the_audit_log_has_writes_and_denied_accesses(token_hub: TokenHub, tmp_path: Path) -> None:
+    audit = tmp_path / "audit.log"
+    hub, writer, reader = token_hub("--audit-log", str(audit), ci={"write": ("a",)}, desk={"read": ("b",)})
     api = hub.api(writer)
     api.create_repo("a/one", repo_type="kernel", private=True)
     done = commit(api, "a/one", "x")
@@ -239,11 +230,8 @@ def git(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_git_clones_and_fetches_and_cannot_push(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
-    file = tmp_path / "tokens.json"
-    writer = tokens.add(file, "ci", read=(), write=("a",))
-    other = tokens.add(file, "other", read=(), write=("b",))
-    hub = start_hub("--token-file", str(file))
+def test_git_clones_and_fetches_and_cannot_push(token_hub: TokenHub, tmp_path: Path) -> None:
+    hub, writer, other = token_hub(ci={"write": ("a",)}, other={"write": ("b",)})
     api = hub.api(writer)
     for repo_id in ("a/open", "a/shut"):
         api.create_repo(repo_id, repo_type="kernel", private=repo_id == "a/shut")
@@ -279,11 +267,8 @@ def test_git_clones_and_fetches_and_cannot_push(start_hub: Callable[..., Running
 
 
 @pytest.mark.attack
-def test_slow_clones_do_not_stop_others(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
-    file = tmp_path / "tokens.json"
-    token = tokens.add(file, "ci", read=(), write=("a",))
-    foreign = tokens.add(file, "foreign", read=("b",), write=())
-    hub = start_hub("--token-file", str(file))
+def test_slow_clones_do_not_stop_others(token_hub: TokenHub, tmp_path: Path) -> None:
+    hub, token, foreign = token_hub(ci={"write": ("a",)}, foreign={"read": ("b",)})
     for repo_id in ("a/open", "a/shut"):
         hub.api(token).create_repo(repo_id, repo_type="kernel", private=repo_id == "a/shut")
     for number in range(20):

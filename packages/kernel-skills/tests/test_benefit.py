@@ -22,6 +22,7 @@ from kernel_skills.benefit import Benefit, SkillTry, benefit_lines, compare_trie
 from kernel_skills.catalog import find_skill, read_skill
 from kernel_skills.distillation import Distilled, distil
 from tests.support.cli import invoke
+from tests.support.files import write_files
 from tests.support.places import ROOT
 
 STUDENTS = Path(__file__).with_name("students.py")
@@ -31,13 +32,8 @@ STUDENTS = Path(__file__).with_name("students.py")
 def tasks(judge_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with two tasks, a file and a directory, and other files."""
     monkeypatch.setenv("QUICK_JUDGE_CALLS", str(tmp_path / "calls"))
-    directory = tmp_path / "tasks"
-    (directory / "gate").mkdir(parents=True)
-    (directory / "silu.py").write_text(TASK)
-    (directory / "gate" / "problem.py").write_text(TASK)
-    (directory / "gate" / "task.toml").write_text('device = "cpu"\n')
-    (directory / "README.md").write_text("get_inputs\n")
-    return directory
+    files = {"silu.py": TASK, "gate/problem.py": TASK, "gate/task.toml": 'device = "cpu"', "README.md": "get_inputs"}
+    return write_files(tmp_path / "tasks", files)
 
 
 def request(run: Path, agent: str) -> SearchRequest:
@@ -90,8 +86,7 @@ def test_agents_with_and_without_the_skill(
 
 
 def test_an_evaluation_is_not_mixed_with_another(measured: Callable[..., Benefit], tmp_path: Path) -> None:
-    (tmp_path / "faster").mkdir()
-    (tmp_path / "faster" / "skill.json").write_text("{}")
+    write_files(tmp_path / "faster", {"skill.json": "{}"})
     with pytest.raises(ConfigError, match="evaluation of another skill"):
         measured("faster")
 
@@ -121,7 +116,6 @@ def test_the_command_asks_the_judge(tasks: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "where", "message"),
     [
-        (("eval", "cuda-kernels", "--tasks", "none", "--agent", "true"), "none", "has no task"),
         (("eval", "cuda", "--tasks", "none", "--agent", "true"), "skills", "there is no skill 'cuda'"),
         (("eval", "docs", "--tasks", "none", "--agent", "true"), "docs/SKILL.md", "a directory with a SKILL.md"),
         (("distil", "docs", "--agent", "true", "-o", "/nonexistent/new"), "docs", "there is no log.jsonl"),

@@ -11,6 +11,7 @@ from click.testing import Result
 from kernel_format.errors import ConfigError
 from kernel_skills.catalog import MOST_TOKENS, files_in, find_skill, read_skill, tokens_at_most
 from tests.support.cli import invoke
+from tests.support.files import write_files
 
 # Texts with the tokens that the vocabulary of Tekken (mistral-common 1.13, `tekken_240911.json`) has for them.
 COUNTED = {
@@ -71,8 +72,7 @@ def test_what_is_not_a_skill_is_refused(tmp_path: Path, text: str | None, where:
 @pytest.mark.attack
 def test_a_skill_has_no_links(tmp_path: Path) -> None:
     """An agent that writes a skill could put a private file of the user into it."""
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "SKILL.md").write_text("---\nname: mine\ndescription: a\n---\n")
+    write_files(tmp_path / "mine", {"SKILL.md": "---\nname: mine\ndescription: a\n---\n"})
     (tmp_path / "mine" / "private.md").symlink_to("/etc/hostname")
     with pytest.raises(ConfigError, match=r"private\.md: is no regular file"):
         read_skill(tmp_path / "mine")

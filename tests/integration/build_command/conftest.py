@@ -1,7 +1,4 @@
-"""Fixtures and assertions of the end-to-end tests, which run the command line in processes of their own.
-
-The builds use the real compilers.
-"""
+"""Fixtures and assertions of the end-to-end tests: processes run the command line, with the real compilers."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from kernel_format.cache_directory import default_cache
 from kernel_format.errors import KernelBuilderError
 from kernel_format.files import debugging
 from tests.support.cli import invoke
-from tests.support.files import write_files
+from tests.support.files import append, replace, write_files
 from tests.support.fork_server import ForkServer
 from tests.support.places import CPU, PROJECTS, ROOT, SOURCES
 from tests.support.torch_process import run_with_torch
@@ -46,7 +43,6 @@ COMMANDS = ForkServer(
 )
 RIGHT = "out[i] = factor * in[i]"
 MEASURED = ("--dtype", "float32", "--rounds", "3")
-
 
 # The package of the CPU variant, which is not loaded.
 FOR_CPU = ("--variant", CPU, "--no-load")
@@ -123,13 +119,6 @@ def untouched(*directories: Path) -> Iterator[None]:
     before = [snapshot(directory) for directory in directories]
     yield
     assert [snapshot(directory) for directory in directories] == before
-
-
-def replace(file: Path, old: str, new: str) -> None:
-    """Replace the first occurrence of a text in a file; it must be there."""
-    text = file.read_text()
-    assert old in text
-    file.write_text(text.replace(old, new, 1))
 
 
 def assert_refused(done: Done, expected: Refusal) -> None:
@@ -216,10 +205,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) ->
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Return a function that starts a build of the CPU variant, in its own session, as a terminal does.
-
-    At the end of the test, the build and its compilers are killed.
-    """
+    """Return a function that starts a build of the CPU variant in a session, whose processes are killed at the end."""
     running: list[tuple[subprocess.Popen[str], Path]] = []
 
     def run(cache: Path, project: Path, *arguments: str | Path, own_session: bool = True) -> subprocess.Popen[str]:
@@ -250,8 +236,7 @@ def start() -> Iterator[Start]:
 def slow_project(copy_project: Copy) -> Path:
     """Return a project with one source that the compiler needs a minute for."""
     project = copy_project("stable-scale")
-    source = project / "scale" / "scale_cpu.cpp"
-    source.write_text(source.read_text() + SOURCES["slow_source"])
+    append(project / "scale" / "scale_cpu.cpp", SOURCES["slow_source"])
     flags = '["-fconstexpr-loop-limit=2000000000", "-fconstexpr-ops-limit=100000000000"]'
     replace(project / "build.toml", 'language = "cpp-cpu"', f'language = "cpp-cpu"\ncxx-flags = {flags}')
     return project
@@ -266,10 +251,7 @@ def run_python(code: str, *arguments: object) -> str:
 
 @pytest.fixture
 def scale(copy_project: Callable[..., Path], shared_cache: Path, kernel_builder: Run) -> Callable[..., Path]:
-    """Return a function that builds `stable-scale` with workloads.
-
-    Its argument `statement` replaces the only statement of the kernel.
-    """
+    """Return a function that builds `stable-scale` with workloads; `statement` replaces the kernel's only statement."""
 
     def make(statement: str = RIGHT) -> Path:
         project = copy_project("stable-scale")

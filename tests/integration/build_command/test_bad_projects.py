@@ -27,16 +27,16 @@ from kernel_format.errors import (
     VariantError,
 )
 from kernel_sandbox.confine import BUBBLEWRAP, LANDLOCK, landlock_version
-from tests.integration.build_command.conftest import FOR_CPU, Copy, NewCache, Refusal, Run, assert_refused, replace
-from tests.support.files import write_files
+from tests.integration.build_command.conftest import FOR_CPU, Copy, NewCache, Refusal, Run, assert_refused
+from tests.support.files import append, replace, write_files
 from tests.support.places import CPU
+from tests.support.python_project import write_project
 from tests.support.sandboxes import hide_bubblewrap, skip_unless
 
 pytestmark = pytest.mark.attack
 
 Edit = Callable[[Path], object]
 PACKAGE = "torch-ext/stable_scale"
-NOWHERE = "/dev/null/out"
 LATER, TVM_FFI = CPU.replace("210", "211"), "tvm-ffi01-cpu-x86_64-linux"
 
 
@@ -130,7 +130,7 @@ def test_a_mistake_in_a_project_is_refused_before_compiling(
             for name in ("torch-cpu", LATER, TVM_FFI)
         ),
         (unchanged, (*FOR_CPU, "--out", __file__), (PackageError, __file__, "is a file", "--out")),
-        (unchanged, (*FOR_CPU, "--out", NOWHERE), (PackageError, "/dev/null", "cannot be written", "--out")),
+        (unchanged, (*FOR_CPU, "--out", "/dev/null/out"), (PackageError, "/dev/null", "cannot be written", "--out")),
     ],
 )
 def test_a_variant_or_a_destination_that_is_none_is_refused(
@@ -165,10 +165,8 @@ def test_a_package_that_kills_its_loader_does_not_stop_other_projects(
     """All packages of a command are loaded by forks of one process."""
     if kind == LANDLOCK:
         hide_bubblewrap(tmp_path, monkeypatch)
-    bad, good = copy_project("python-only", "bad"), copy_project("python-only", "good")
-    replace(bad / "build.toml", "python-only", "killer")
-    (bad / "torch-ext/python_only").rename(bad / "torch-ext/killer")
-    (bad / "torch-ext/killer/__init__.py").write_text("import os\n\nos.kill(os.getppid(), 9)\n")
+    bad = write_project(tmp_path / "killer", "import os\n\nos.kill(os.getppid(), 9)\n")
+    good = copy_project("python-only", "good")
     options = ("--backend", "cpu", "--sandbox", "auto" if kind else "off")
     done = kernel_builder(kernel_builder.cache, "build", bad, good, *options)
     built = {package["project"]: package for package in done.answer["packages"]}
@@ -214,8 +212,8 @@ def test_no_change_by_a_load_is_published(
         hide_bubblewrap(tmp_path, monkeypatch)
     projects = [copy_project("python-only", f"changed-{number}") for number in range(len(changes))]
     for project, change in zip(projects, changes, strict=True):
-        with (project / "torch-ext" / "python_only" / "__init__.py").open("a") as stream:
-            stream.write(f"\nimport os\nfrom pathlib import Path\n\nhere = Path(__file__).parent\n{change}\n")
+        code = f"\nimport os\nfrom pathlib import Path\n\nhere = Path(__file__).parent\n{change}\n"
+        append(project / "torch-ext/python_only/__init__.py", code)
     options = ("--backend", "cpu", "--sandbox", "auto" if kind else "off")
     done = kernel_builder(kernel_builder.cache, "build", *projects, *options)
     assert done.code == 6 and not done.answer["packages"], done
@@ -231,8 +229,7 @@ def test_no_change_by_a_load_is_published(
 def test_every_command_loads_packages_in_the_sandbox(copy_project: Copy, kernel_builder: Run, tmp_path: Path) -> None:
     skip_unless(BUBBLEWRAP, chosen("auto", None).kind)
     project, owned = copy_project("python-only"), tmp_path / "owned"
-    with (project / "torch-ext/python_only/__init__.py").open("a") as stream:
-        stream.write(f"\nopen({str(owned)!r}, 'w')\n")
+    append(project / "torch-ext/python_only/__init__.py", f"\nopen({str(owned)!r}, 'w')\n")
     kernel_builder.build(project, "--variant", "torch-cpu", "--no-load")
     for command in (["check-builds", project], ["audit", "--load", project], ["wheel", project]):
         done = kernel_builder(kernel_builder.cache, *command)
@@ -243,8 +240,8 @@ def test_packages_get_no_secrets_where_there_is_no_sandbox(
     copy_project: Copy, kernel_builder: Run, tmp_path: Path
 ) -> None:
     project, seen = copy_project("python-only"), tmp_path / "seen"
-    with (project / "torch-ext/python_only/__init__.py").open("a") as stream:
-        stream.write(f"\nimport os\nopen({str(seen)!r}, 'w').write(os.environ.get('HF_TOKEN', 'none'))\n")
+    code = f"\nimport os\nopen({str(seen)!r}, 'w').write(os.environ.get('HF_TOKEN', 'none'))\n"
+    append(project / "torch-ext/python_only/__init__.py", code)
     kernel_builder.build(project, "--variant", "torch-cpu", "--no-load")
     done = kernel_builder(kernel_builder.cache, "check-builds", project, HF_TOKEN="secret", KERNEL_BUILDER_DEBUG="keep")
     assert "packages run without one" in done.stderr, done
@@ -265,8 +262,7 @@ def test_a_project_for_other_backends_only_is_an_error(copy_project: Copy, kerne
 
 def test_a_check_can_be_allowed_by_name(copy_project: Copy, kernel_builder: Run) -> None:
     project = copy_project("python-only")
-    (init,) = (project / "torch-ext").glob("*/__init__.py")
-    init.write_text(init.read_text() + "import pytest\n")
+    append(project / "torch-ext/python_only/__init__.py", "import pytest\n")
     kernel_builder.refuse(project, "--no-load", expected=(CheckError, project, "pytest", "--allow python-imports"))
     assert not (project / "build").exists()
     options = ("--allow", "python-imports")

@@ -1,7 +1,4 @@
-"""Sources that do not compile, link or load are reported with their file.
-
-Their packages stay as they were. Other variants and other projects of the command are built nevertheless.
-"""
+"""Sources that do not compile, link or load are reported with their file; other variants and projects are built."""
 
 from __future__ import annotations
 
@@ -14,7 +11,8 @@ from typing import Any
 import pytest
 
 from kernel_format.errors import BuildError, CheckError
-from tests.integration.build_command.conftest import FOR_CPU, RIGHT, Copy, Run, command, replace, untouched
+from tests.integration.build_command.conftest import FOR_CPU, RIGHT, Copy, Run, command, untouched
+from tests.support.files import replace
 from tests.support.places import CPU
 
 CALLER = ", in scale/scale_cpu.cpp"

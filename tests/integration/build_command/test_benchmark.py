@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.measure.results import COPY, OURS, YARDSTICK, BenchmarkReport, Point
-from tests.integration.build_command.conftest import BUILDER, FOR_CPU, MEASURED, RIGHT, Copy, Run, benchmark, replace
+from tests.integration.build_command.conftest import BUILDER, FOR_CPU, MEASURED, RIGHT, Copy, Run, benchmark
+from tests.support.files import replace
 from tests.support.places import CPU
 from tests.support.programs import run
 
@@ -29,8 +30,7 @@ def test_a_kernel_is_measured(scale: Callable[..., Path], tmp_path: Path) -> Non
         Point("scaled", "forward", shape, "float32") for shape in ((64, 512), (128, 512))
     ]
     for row in report.rows:
-        elements = row.point.shape[0] * row.point.shape[1]
-        assert row.bytes == 2 * 4 * elements
+        assert row.bytes == 2 * 4 * (row.point.shape[0] * row.point.shape[1])
         # A peer with a wrong result is not timed either.
         assert row.times.keys() == {COPY, OURS, "eager", "mul"}
         assert row.faults.keys() == {"another"}

@@ -25,13 +25,13 @@ from tests.integration.build_command.conftest import (
     Run,
     assert_refused,
     environment,
-    replace,
     run_python,
     untouched,
 )
-from tests.support.files import write_files, write_program
+from tests.support.files import append, replace, write_files, write_program
 from tests.support.places import CPU, CUDA, SOURCES
 from tests.support.programs import run
+from tests.support.python_project import write_project
 
 
 def test_stable_abi_project(copy_project: Copy, kernel_builder: Run) -> None:
@@ -77,8 +77,7 @@ def test_a_changed_source_recompiles_itself_and_the_binding_and_both_versions_lo
     assert after["packages"][0]["module"] != before["packages"][0]["module"]
     assert run_python(SOURCES["load_two"], project / "one", project / "build") == "2.0 3.0"
 
-    python = project / "torch-ext" / "stable_scale" / "__init__.py"
-    python.write_text(python.read_text() + "# changed\n")
+    append(project / "torch-ext" / "stable_scale" / "__init__.py", "# changed\n")
     # Two versions of the Python files must not register under one namespace, so the binding is compiled again.
     renamed = kernel_builder.build(project, *options)
     assert (renamed["compiles"], renamed["steps"]) == (1, 2)
@@ -119,19 +118,15 @@ def test_one_command_builds_several_projects(
     assert sorted(path.name for path in out.iterdir()) == ["python-only", "stable-scale"]
     assert (out / "python-only" / "torch-cpu" / "metadata.json").is_file()
 
-    replace(second / "build.toml", 'name = "python-only"', 'name = "python-two"')
-    (second / "torch-ext/python_only").rename(second / "torch-ext/python_two")
-    expected = (PackageError, out, "another kernel than python-two", "--out")
+    other, expected = write_project(tmp_path / "two"), (PackageError, out, "another kernel than two", "--out")
     with untouched(out):
-        kernel_builder.refuse(second, *options, "--out", out / "python-only", expected=expected)
+        kernel_builder.refuse(other, *options, "--out", out / "python-only", expected=expected)
 
 
 @pytest.mark.attack
 def test_a_build_at_the_same_time_does_not_replace_packages(copy_project: Copy, tmp_path: Path) -> None:
     """They have other caches. Both find an empty destination, and wait for its lock."""
-    first, second, out = copy_project("python-only"), copy_project("python-only", "second"), tmp_path / "out"
-    replace(second / "build.toml", 'name = "python-only"', 'name = "python-two"')
-    (second / "torch-ext/python_only").rename(second / "torch-ext/python_two")
+    first, second, out = copy_project("python-only"), write_project(tmp_path / "second"), tmp_path / "out"
     out.mkdir()
     options = ("--backend", "cpu", "--no-load", "--out", out)
     with locked(out / ".lock"):
@@ -196,6 +191,5 @@ def test_a_package_that_could_not_be_loaded_is_loaded_later(
     init.write_text(sound)
     done = kernel_builder(cache, *arguments, "--no-load")
     assert done.answer["packages"][0]["skipped-checks"]["load"] == "--no-load"
-    done = kernel_builder(cache, *arguments)
-    assert "load" in done.answer["packages"][0]["passed-checks"]
+    assert "load" in kernel_builder(cache, *arguments).answer["packages"][0]["passed-checks"]
     assert kernel_builder(cache, *arguments).answer["packages"][0]["status"] == "unchanged"

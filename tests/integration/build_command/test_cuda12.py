@@ -11,7 +11,8 @@ from kernel_builder import elf
 from kernel_builder.backends.cuda import runtime_exports
 from kernel_format.errors import BuildError
 from kernel_format.release import Release
-from tests.integration.build_command.conftest import Copy, Run, replace
+from tests.integration.build_command.conftest import Copy, Run
+from tests.support.files import append, replace
 from tests.support.places import CUDA
 
 CUDA12 = CUDA.replace("cu130", "cu126")
@@ -43,8 +44,7 @@ def test_one_binary_serves_cuda_12_and_13(copy_project: Copy, shared_cache: Path
     options = ("--variant", CUDA12, "--variant", CUDA, "--cuda-compiler", "clang", "--no-load")
     kernel_builder.build(project, *options, cache=shared_cache)
     packages = [project / "build" / name for name in (CUDA12, CUDA)]
-    contents = {binary_of(package).read_bytes() for package in packages}
-    assert len(contents) == 1
+    assert len({binary_of(package).read_bytes() for package in packages}) == 1
     for package in packages:
         metadata = json.loads((package / "metadata.json").read_text())
         # CUDA 12.6 does not know 10.0, and no release of CUDA 12 that clang compiles with knows 12.1.
@@ -70,7 +70,7 @@ def test_a_source_or_a_flag_that_clang_rejects(
     project = copy_project("stable-scale")
     declared = 'cuda-capabilities = ["9.0"]\n'
     replace(project / "build.toml", declared, f'{declared}cuda-flags = ["{flag}"]\n')
-    with (project / "scale" / "scale_cuda.cu").open("a") as stream:
-        stream.write("#if defined(__clang__) && defined(REFUSED)\n#error not for clang\n#endif\n")
+    refused = "#if defined(__clang__) && defined(REFUSED)\n#error not for clang\n#endif\n"
+    append(project / "scale" / "scale_cuda.cu", refused)
     done = kernel_builder.refuse(project, "--variant", CUDA12, expected=(BuildError, "scale_cuda.cu", message, hint))
     assert "BUG REPORT" not in done.stderr

@@ -8,8 +8,8 @@ import pytest
 
 from kernel_builder import elf
 from kernel_format.errors import ConfigError, ToolchainError, VariantError
-from tests.integration.build_command.conftest import FOR_CPU, Copy, Run, replace
-from tests.support.files import write_files
+from tests.integration.build_command.conftest import FOR_CPU, Copy, Run
+from tests.support.files import append, replace, write_files
 from tests.support.places import CPU, CUDA, SOURCES
 from tests.support.python_project import write_project
 
@@ -46,9 +46,8 @@ def test_a_pinned_library_and_a_library_of_cuda(copy_project: Copy, shared_cache
         source.write("#include <cublas_v2.h>\nint blas(cublasHandle_t* handle) { return cublasCreate(handle); }\n")
         source.write('extern "C" int cuMemAlloc_v2();\nint memory() { return cuMemAlloc_v2(); }\n')
     (project / "scale" / "other.cpp").write_text("#include <cutlass/version.h>\n")
-    with (project / "build.toml").open("a") as file:
-        file.write('[kernel.other]\nlanguage = "cpp-cuda"\ndepends = []\nsrc = ["scale/other.cpp"]\n')
-        file.write('cuda-capabilities = ["9.0"]\n')
+    other = '[kernel.other]\nlanguage = "cpp-cuda"\ndepends = []\nsrc = ["scale/other.cpp"]\n'
+    append(project / "build.toml", f'{other}cuda-capabilities = ["9.0"]\n')
     replace(project / "torch-ext" / "torch_binding.cpp", "#include", "#include <cutlass/version.h>\n#include")
     kernel_builder.build(project, "--variant", CUDA, "--no-load", cache=shared_cache)
     (binary,) = (elf.read(path) for path in (project / "build" / CUDA).rglob("*.so"))
@@ -100,9 +99,6 @@ def test_a_directory_of_another_version_is_refused(copy_project: Copy, cutlass: 
         kernel_builder.refuse(project, "--variant", CUDA, expected=expected, **variables)
 
 
-BASE = "org/stable-scale"
-
-
 def test_a_kernel_that_depends_on_compiled_ones(copy_project: Copy, shared_cache: Path, tmp_path: Path) -> None:
     """The ops of a dependency are not the project's. It may be a project of the command, or in LOCAL_KERNELS."""
     versions, kernel_builder = [], Run(shared_cache)
@@ -124,7 +120,7 @@ def test_a_kernel_that_depends_on_compiled_ones(copy_project: Copy, shared_cache
     assert "ops" in together[2]["passed-checks"]
 
     (top / "torch-ext" / "top" / "more.py").write_text("")
-    (local,) = kernel_builder.build(top, "--sandbox", "off", LOCAL_KERNELS=f"{BASE}={versions[0] / 'build'}")[
+    (local,) = kernel_builder.build(top, "--sandbox", "off", LOCAL_KERNELS=f"org/stable-scale={versions[0] / 'build'}")[
         "packages"
     ]
     assert local["variant"] == "torch-cpu" and "load" in local["passed-checks"]

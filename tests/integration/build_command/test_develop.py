@@ -19,9 +19,9 @@ from tests.integration.build_command.conftest import (
     Run,
     command,
     environment,
-    replace,
     run_python,
 )
+from tests.support.files import replace, write_files
 from tests.support.places import CPU, CUDA, SOURCES
 
 REPOSITORY = '[general.hub]\nrepo-id = "org/stable-scale"\n\n[torch]'
@@ -39,8 +39,7 @@ def test_a_testshell_loads_the_built_package(copy_project: Copy, shared_cache: P
 
     other = command(cache, "testshell", project, "--variant", CUDA)
     assert other.returncode == 6 and f"{CUDA}: the variant has not been built" in other.stderr
-    (project / "build" / "torch210-cxx11-cpu-x86_64-linux").mkdir()
-    (project / "build" / "torch210-cxx11-cpu-x86_64-linux" / "metadata.json").write_text("{}")
+    write_files(project, {"build/torch210-cxx11-cpu-x86_64-linux/metadata.json": "{}"})
     # The Torch of this interpreter does not fit.
     refused = command(cache, "testshell", project, "--variant", "torch210-cxx11-cpu-x86_64-linux")
     assert refused.returncode == 4 and "pip install 'torch==2.10.*' --index-url" in refused.stderr

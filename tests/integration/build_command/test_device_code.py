@@ -1,7 +1,4 @@
-"""The device code of `kernels/` compiles without a warning, for every capability, under nvcc and under clang.
-
-`make device-code` compiles it, which takes minutes.
-"""
+"""The device code of `kernels/` compiles without a warning for every capability: `make device-code`, some minutes."""
 
 from __future__ import annotations
 

@@ -33,8 +33,6 @@ MAY_MOUNT = (
     ).returncode
     == 0
 )
-
-
 needs_mounts = pytest.mark.skipif(not MAY_MOUNT, reason="this user may not mount file systems")
 
 
@@ -59,8 +57,7 @@ exec {BUILDER} build {project} --variant {CPU} --no-load --json
 def test_disk_full_while_assembling(copy_project: Copy, cache: Path, tmp_path: Path) -> None:
     project, out = copy_project("python-only"), tmp_path / "volume"
     out.mkdir()
-    package = project / "torch-ext" / "python_only"
-    (package / "tables.py").write_text("# " + "x" * (64 * 1024))
+    (project / "torch-ext/python_only/tables.py").write_text("# " + "x" * (64 * 1024))
     before, after = tmp_path / "before", tmp_path / "after"
     script = SOURCES["build_on_a_full_disk"].format(
         out=out, before=before, after=after, project=project, BUILDER=BUILDER

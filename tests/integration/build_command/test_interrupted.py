@@ -21,10 +21,10 @@ from tests.integration.build_command.conftest import (
     assert_whole,
     compiling,
     environment,
-    replace,
     untouched,
     working_in,
 )
+from tests.support.files import replace
 from tests.support.places import CPU
 from tests.support.programs import wait_for
 
@@ -113,8 +113,7 @@ def test_a_python_file_that_changes_during_the_build_is_an_error(slow_project: P
 
 def test_a_closed_pipe_ends_the_build_without_a_traceback(slow_project: Path, cache: Path) -> None:
     """`kernel-builder build 2>&1 | head -1`: no traceback, no compilers left."""
-    source = slow_project / "scale" / "scale_cpu.cpp"
-    replace(source, "count(1000000000)", "count(100000)")
+    replace(slow_project / "scale" / "scale_cpu.cpp", "count(1000000000)", "count(100000)")
     script = f"{shlex.quote(str(BUILDER))} build {shlex.quote(str(slow_project))} --variant {CPU}"
     script += " --no-load 2>&1 | head -1"
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=environment(cache), check=True)

@@ -1,7 +1,4 @@
-"""Mistakes of authors: one finding for each, with the author's file and line.
-
-One command builds all projects of `mistakes.toml`, so that Torch is imported once. Each binding is small.
-"""
+"""Mistakes of authors: one finding for each, with the author's file and line. One command builds all projects."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ import torch
 
 from kernel_builder import elf
 from kernel_builder.config.variant import Release
-from tests.integration.build_command.conftest import LOAD, Copy, Run, replace, run_python
+from tests.integration.build_command.conftest import LOAD, Copy, Run, run_python
+from tests.support.files import append, replace, write_files
 from tests.support.newest import full_abi
 from tests.support.places import SOURCES
 
@@ -26,11 +27,9 @@ def test_a_project_that_only_the_public_builder_has_built(
     replace(file, 'stable-abi = "2.10"', 'stable-abi = "2.9"')
     replace(file, 'include = ["."]', 'include = [".", "scale"]')
     again = 'src = ["scale/scale_cpu.cpp", "./scale/scale_cpu.cpp", "scale/scale.h", "scale/scale.h"]'
-    with file.open("a") as stream:
-        stream.write(f'[kernel.again]\nbackend = "cpu"\ndepends = []\n{again}\n')
-    (project / "csrc" / "api").mkdir(parents=True)
-    (project / "csrc" / "api" / "limits.h").write_text("#define LIMIT 8\n")
-    (project / "csrc" / "scale.h").write_text("#error the one of `include` comes first\n")
+    append(file, f'[kernel.again]\nbackend = "cpu"\ndepends = []\n{again}\n')
+    other = "#error the one of `include` comes first\n"
+    write_files(project / "csrc", {"api/limits.h": "#define LIMIT 8\n", "scale.h": other})
     for source in (binding, project / "scale" / "scale_cpu.cpp"):
         # `typeof` is of GNU's dialect, which is CMake's default.
         source.write_text(f'#include "api/limits.h"\nstatic_assert(typeof(LIMIT){{8}} == LIMIT);\n{source.read_text()}')
@@ -67,9 +66,8 @@ def test_the_package_and_its_modules_import_by_name(copy_project: Copy, kernel_b
         "from .ops import doubled\n\n__all__ = ['doubled']\n__version__ = '7'\n_hidden = 1\n\n\n"
         "def leaf_of():\n    from .inner import leaf\n\n    return leaf\n"
     )
-    (package / "inner").mkdir()
-    (package / "inner" / "__init__.py").touch()
-    (package / "inner" / "leaf.py").write_text("import sys\n\nsys.imported.append('leaf')\n")
+    leaf = "import sys\n\nsys.imported.append('leaf')\n"
+    write_files(package / "inner", {"__init__.py": "", "leaf.py": leaf})
     kernel_builder.build(project, "--backend", "cpu", "--no-load")
     for order in (("by_name", "by_client", "by_path"), ("by_client", "by_name"), ("by_path", "by_client", "by_name")):
         assert run_python(SOURCES["import_by_name"], project, *order) == "No module named 'python_only.missing'"

@@ -6,7 +6,8 @@ import shutil
 from pathlib import Path
 
 from kernel_format.cache_directory import default_cache
-from tests.integration.build_command.conftest import FOR_CPU, Copy, NewCache, Run, replace, snapshot, untouched
+from tests.integration.build_command.conftest import FOR_CPU, Copy, NewCache, Run, snapshot, untouched
+from tests.support.files import replace
 
 ODD = """it's "$HOME": a `name`; & {more}, 100%\nline gr\udcf6sser"""
 

@@ -1,7 +1,4 @@
-"""A CUDA kernel is compiled for ROCm on a machine without anything of AMD, and its code objects are checked.
-
-Nothing here runs the kernel.
-"""
+"""A CUDA kernel is compiled for ROCm without anything of AMD; its code objects are checked, and do not run."""
 
 from __future__ import annotations
 
@@ -17,7 +14,8 @@ from kernel_builder.hub.packages import HubPackage, without_untested
 from kernel_format.cache_directory import default_cache
 from kernel_format.errors import BuildError, CheckError
 from kernel_format.metadata import PackageMetadata
-from tests.integration.build_command.conftest import Copy, NewCache, Run, replace
+from tests.integration.build_command.conftest import Copy, NewCache, Run
+from tests.support.files import append, replace
 from tests.support.places import ROOT, SOURCES
 from tests.support.sample_package import assemble
 
@@ -26,8 +24,8 @@ KERNEL = SOURCES["rocm_kernel"]
 
 
 def with_rocm(root: Path) -> Path:
-    text = (root / "build.toml").read_text()
-    (root / "build.toml").write_text(text.replace('["cpu", "cuda"]', '["rocm"]') + KERNEL)
+    replace(root / "build.toml", '["cpu", "cuda"]', '["rocm"]')
+    append(root / "build.toml", KERNEL)
     (root / "scale/row_norm.cu").write_text(SOURCES["row_norm_of_rocm"])
     # Two sources with the header of bfloat16, whose functions are in both objects.
     replace(
@@ -69,8 +67,7 @@ def test_a_cuda_kernel_is_compiled_for_rocm(copy_project: Copy, new_cache: NewCa
     assert "not run" not in card._variants(tested)
 
     # Code for an architecture less, and one more.
-    recorded = packages[1] / "metadata.json"
-    recorded.write_text(recorded.read_text().replace('"gfx1100"', '"gfx90a"'))
+    replace(packages[1] / "metadata.json", '"gfx1100"', '"gfx90a"')
     assert [finding.message for finding in checks.run(packages[1], only=["device-code"]).findings] == [
         "has no code for gfx90a, which its metadata lists",
         "has code for gfx1100, which its metadata does not list",

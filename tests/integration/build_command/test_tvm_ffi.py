@@ -1,7 +1,4 @@
-"""Projects with `[tvm-ffi]`, whose binaries link TVM FFI and no Torch.
-
-A failure means that such a project is not built, or that the client does not load its package.
-"""
+"""Projects with `[tvm-ffi]`, whose binaries link TVM FFI and no Torch, are built, and the client loads them."""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from kernel_builder import elf
-from tests.integration.build_command.conftest import Copy, NewCache, Run, replace, run_python
-from tests.support.files import write_files, write_program
+from tests.integration.build_command.conftest import Copy, NewCache, Run, run_python
+from tests.support.files import append, replace, write_files, write_program
 from tests.support.git import commit_all
 from tests.support.loopback import served
 from tests.support.places import SOURCES
@@ -106,8 +103,7 @@ def test_a_crate_that_cargo_refuses_is_an_error(
     refused = kernel_builder(cache, "build", project).answer
     assert "there is no Rust on PATH" in refused["message"] and "apt-get install cargo" in refused["hint"]
     (project / "Cargo.lock").unlink()
-    refused = kernel_builder(cache, "check-config", project).answer
-    assert "there is no Cargo.lock" in str(refused)
+    assert "there is no Cargo.lock" in str(kernel_builder(cache, "check-config", project).answer)
 
 
 @needs_cargo
@@ -130,8 +126,7 @@ def test_crates_come_from_cargos_cache(
     manifest = '[package]\nname = "rates"\nversion = "1.0.0"\n'
     write_files(tmp_path / "rates.git", {"Cargo.toml": manifest, "src/lib.rs": ""})
     commit_all(tmp_path / "rates.git")
-    with (project / "crate" / "Cargo.toml").open("a") as file:
-        file.write(f'rates = {{ git = "file://{tmp_path}/rates.git" }}\n')
+    append(project / "crate" / "Cargo.toml", f'rates = {{ git = "file://{tmp_path}/rates.git" }}\n')
     checksum = hashlib.sha256((tmp_path / "site" / "scale-rows.crate").read_bytes()).hexdigest()
     entry = {"name": "scale-rows", "vers": "1.0.0", "deps": [], "features": {}, "cksum": checksum, "yanked": False}
     index.write_text(json.dumps(entry))

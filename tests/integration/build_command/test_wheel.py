@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from kernel_builder.hub import project_sources
-from tests.integration.build_command.conftest import FOR_CPU, Copy, Done, Run, replace, untouched
+from tests.integration.build_command.conftest import FOR_CPU, Copy, Done, Run, untouched
+from tests.support.files import append, replace
 from tests.support.places import CPU, SOURCES
 from tests.support.programs import run
 from tests.support.torch_process import run_with_torch
@@ -144,8 +145,7 @@ def test_projects_without_valid_wheels_are_refused(kernel_builder: Run, built: P
 def test_a_python_kernel_has_one_wheel_for_all(copy_project: Copy, kernel_builder: Run, tmp_path: Path) -> None:
     project = copy_project("python-only")
     replace(project / "build.toml", "backends =", 'python-depends = ["einops"]\nbackends =')
-    table = '\n[general.cuda]\npython-depends = ["nvidia-cutlass-dsl"]\n'
-    (project / "build.toml").write_text((project / "build.toml").read_text() + table)
+    append(project / "build.toml", '\n[general.cuda]\npython-depends = ["nvidia-cutlass-dsl"]\n')
     kernel_builder.build(project, "--no-load")
     (written,) = wheels(kernel_builder, project, "--name", "my-doubling").answer["wheels"]
     assert written["variants"] == ["torch-cpu", "torch-cuda"]

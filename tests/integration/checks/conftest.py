@@ -20,25 +20,17 @@ def probe() -> Iterator[ProbeProcess]:
 
 
 @pytest.fixture(scope="session")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of empty libraries to link with.
-
-    A CPU build of Torch has no libtorch_cuda.so, and the linker needs 0.2 s to read its libtorch_cpu.so.
-    """
-    directory = tmp_path_factory.mktemp("libraries")
-    names = ("libtorch_cpu.so", "libtorch_cuda.so", "libtorch_hip.so")
-    for name in (*names, "libforeign.so.3", "libcudart.so.12", "libgomp-a34b3233.so.1"):
-        command = ["g++", "-shared", "-x", "c++", "/dev/null", f"-Wl,-soname,{name}", "-o", str(directory / name)]
-        subprocess.run(command, check=True)
-    return directory
-
-
-@pytest.fixture(scope="session")
-def compile_module(tmp_path_factory: pytest.TempPathFactory, libraries: Path) -> Compile:
+def compile_module(tmp_path_factory: pytest.TempPathFactory) -> Compile:
     """Return the function `compile_module(variant, extra_source, *flags)`, which returns a shared object.
 
-    Equal calls compile once.
+    Equal calls compile once. Modules link with empty libraries: a CPU build of Torch has no libtorch_cuda.so, and the
+    linker needs 0.2 s to read its libtorch_cpu.so.
     """
+    libraries = tmp_path_factory.mktemp("libraries")
+    names = ("libtorch_cpu.so", "libtorch_cuda.so", "libtorch_hip.so")
+    for name in (*names, "libforeign.so.3", "libcudart.so.12", "libgomp-a34b3233.so.1"):
+        command = ["g++", "-shared", "-x", "c++", "/dev/null", f"-Wl,-soname,{name}", "-o", str(libraries / name)]
+        subprocess.run(command, check=True)
     done: dict[tuple[str, ...], Path] = {}
 
     def compile_module(variant: str, extra: str = "", *flags: str, torch_library: str = "-ltorch_cpu") -> Path:

@@ -5,34 +5,26 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.support.cli import invoke
 from tests.support.sample_package import assemble
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A project with one valid Python-only package."""
-    assemble(tmp_path / "build", "torch-cpu", None)
-    return tmp_path
-
-
-def test_check_builds_reports_findings_and_ends_with_7(project: Path) -> None:
-    passed = invoke("check-builds", project)
+def test_check_builds_reports_findings_and_ends_with_7(tmp_path: Path) -> None:
+    package = assemble(tmp_path / "build", "torch-cpu", None)
+    passed = invoke("check-builds", tmp_path)
     assert passed.exit_code == 0, passed.output
     assert "passed   layout, digest, python-source, python-imports, op-namespace, load" in passed.output
     assert "skipped  manylinux: the package has no binary" in passed.output
-    (project / "build" / "torch-cpu" / "__init__.py").write_text("import transformers\n")
-    failed = invoke("check-builds", project)
+    (package / "__init__.py").write_text("import transformers\n")
+    failed = invoke("check-builds", tmp_path)
     assert failed.exit_code == 7
     assert "error    python-imports: __init__.py: line 1: imports transformers" in failed.output
     assert "use the standard library and Torch only" in failed.output
-    result = invoke("check-builds", project, "--json")
+    result = invoke("check-builds", tmp_path, "--json")
     answer = json.loads(result.stdout)
-    (package,) = answer["packages"]
-    assert (result.exit_code, answer["ok"], package["variant"]) == (7, False, "torch-cpu")
-    found = {finding["check"]: finding for finding in package["findings"]}
+    (checked,) = answer["packages"]
+    assert (result.exit_code, answer["ok"], checked["variant"]) == (7, False, "torch-cpu")
+    found = {finding["check"]: finding for finding in checked["findings"]}
     assert found.keys() >= {"digest", "python-imports"}
     assert found["python-imports"].keys() == {"check", "path", "message", "hint", "severity"}
 

@@ -1,7 +1,4 @@
-"""The installed Torch: no code reads its private names but one, and its headers agree with the stable ABI's data.
-
-Private names begin with an underscore; dunders do not count.
-"""
+"""The installed Torch: no code reads its private names but one, and its headers agree with the stable ABI's data."""
 
 from __future__ import annotations
 

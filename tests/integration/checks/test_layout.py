@@ -13,6 +13,7 @@ import pytest
 
 from kernel_format.files import LFS_POINTER
 from kernel_format.tree_digest import hash_tree
+from tests.support.files import write_files
 from tests.support.sample_package import STABLE_CPU, STABLE_CUDA, Compile, Make, findings
 
 
@@ -23,8 +24,7 @@ def _edit_metadata(package: Path, **changes: object) -> None:
 
 
 def bytecode(package: Path, name: str) -> None:
-    (package / "__pycache__").mkdir()
-    (package / "__pycache__" / name).touch()
+    write_files(package / "__pycache__", [name])
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,7 @@ def test_a_compiled_variant_has_one_binary_and_its_capabilities(compile_module: 
     assert [(f.path, f.message) for f in findings(without, "layout")] == [
         (".", "expected exactly one binary, found none")
     ]
-    no_archs = make(STABLE_CUDA, compile_module(STABLE_CUDA), backend={"type": "cuda"})
-    (finding,) = findings(no_archs, "layout")
+    (finding,) = findings(make(STABLE_CUDA, compile_module(STABLE_CUDA), backend={"type": "cuda"}), "layout")
     assert "`backend.archs` is missing or empty" in finding.message
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli import invoke
+from tests.support.files import replace
 from tests.support.places import ROOT
 
 Emulate = Callable[..., tuple[int, str]]
@@ -54,8 +55,7 @@ def test_a_new_project_passes_its_tests_until_it_has_a_fault(emulated: Emulate, 
     assert invoke("init", project, "--name", "org/relu", "--backends", "cuda").exit_code == 0
     status, output = emulated(project, *tests)
     assert status == 0, output
-    source = project / "relu_cuda" / "relu.cu"
-    source.write_text(source.read_text().replace("  grid_wait();", "  if (threadIdx.x % 2 == 0) __syncthreads();"))
+    replace(project / "relu_cuda" / "relu.cu", "  grid_wait();", "  if (threadIdx.x % 2 == 0) __syncthreads();")
     status, output = emulated(project, *tests)
     fault = "RuntimeError: kernel, block (0, 0, 0), thread (0, 0, 0): waits at __syncthreads (relu_cuda/relu.cu:"
     assert status == 1 and fault in output, output

@@ -74,11 +74,9 @@ def test_a_fault_is_named(program: tuple[int, Path], kernel: str) -> None:
     assert re.search(FAULTS[kernel], text), text
 
 
-def test_uninitialized_shared_memory_is_not_zero(program: tuple[int, Path]) -> None:
+def test_uninitialized_shared_memory_and_the_order_of_threads_change_results(program: tuple[int, Path]) -> None:
     assert "nan" in output_of(program[1], "not_written")
-
-
-def test_every_second_block_runs_its_threads_in_descending_order(program: tuple[int, Path]) -> None:
+    # Every second block runs its threads in descending order.
     assert output_of(program[1], "order") == "0 127"
 
 

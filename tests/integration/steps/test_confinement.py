@@ -30,7 +30,7 @@ from kernel_sandbox.sandbox import readable, strongest, wrapped
 from tests.integration.build_command.conftest import working_in
 from tests.integration.steps.test_ninja import planned
 from tests.support.cli import invoke
-from tests.support.files import write_program
+from tests.support.files import write_files, write_program
 from tests.support.inside_attacks import MEMORY, OWN_FILE, SECRETS
 from tests.support.outside import Outside
 from tests.support.programs import wait_for
@@ -39,14 +39,11 @@ from tests.support.sandboxes import skip_unless
 
 pytestmark = [pytest.mark.attack, pytest.mark.sandbox]
 
-GXX = Path(shutil.which("g++") or "g++")
-KINDS = [BUBBLEWRAP, LANDLOCK]
 
-
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[BUBBLEWRAP, LANDLOCK])
 def confinement(request: pytest.FixtureRequest) -> Confinement:
     """Return each sandbox that this system permits."""
-    sandbox = chosen("auto", GXX)
+    sandbox = chosen("auto", Path(shutil.which("g++") or "g++"))
     if request.param == BUBBLEWRAP:
         skip_unless(BUBBLEWRAP, sandbox.kind)
     skip_unless(LANDLOCK, LANDLOCK if sandbox.kind and landlock_version() > 0 else None)
@@ -85,8 +82,7 @@ def test_the_directory_in_which_python_m_starts_is_not_readable(tmp_path: Path) 
 def test_bubblewrap_works_in_a_container_and_with_a_linked_venv(tmp_path: Path) -> None:
     """A pid namespace with its own /proc has no process of the numbers 2 to 8; a link leads to a venv."""
     skip_unless(BUBBLEWRAP, strongest())
-    (tmp_path / "venv" / "lib").mkdir(parents=True)
-    (tmp_path / "venv" / "lib" / "file").write_text("works")
+    write_files(tmp_path / "venv", {"lib/file": "works"})
     link, scratch = tmp_path / "link", tmp_path / "scratch"
     link.symlink_to("venv")
     scratch.mkdir()
@@ -124,8 +120,7 @@ def test_a_build_in_a_sandbox_gives_the_same_bytes(
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     (variant,) = planned(copy_project("stable-scale")).variants
     assert variant.binary
-    binary = replace(variant.binary, linked_if_called=CUDA.linked_if_called)
-    graph = Graph((replace(variant, binary=binary),))
+    graph = Graph((replace(variant, binary=replace(variant.binary, linked_if_called=CUDA.linked_if_called)),))
     made = []
     confined = replace(confinement, tools=(*confinement.tools, str(tmp_path / "bin")))
     for name, where in (("free", None), ("confined", confined)):

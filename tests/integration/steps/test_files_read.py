@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from kernel_builder.steps.graph import Graph
 from kernel_builder.steps.plan import plan
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ConfigError
+from tests.support.files import replace
 from tests.support.places import CPU, CUDA
 
 pytestmark = pytest.mark.attack
@@ -29,7 +30,8 @@ def planned(directory: Path, variant: str) -> Graph:
     (whole,) = plan([(read_project(directory), [Variant.parse(variant)])], Toolchains()).variants
     assert whole.binary
     objects = tuple(step for step in whole.binary.objects if step.source == SOURCE[variant])
-    return Graph((replace(whole, binary=replace(whole.binary, objects=objects)),))
+    binary = dataclasses.replace(whole.binary, objects=objects)
+    return Graph((dataclasses.replace(whole, binary=binary),))
 
 
 def refusals(graph: Graph, cache: Path) -> list[str]:
@@ -83,8 +85,7 @@ def test_the_link_compiles_nothing(copy_project: Callable[..., Path], new_cache:
 def test_several_capabilities(copy_project: Callable[..., Path], new_cache: Callable[[str], Path]) -> None:
     """nvcc names its intermediate files otherwise then, and the assembler has these names."""
     directory, cache = copy_project("stable-scale"), new_cache("cache")
-    settings = directory / "build.toml"
-    settings.write_text(settings.read_text().replace('["9.0"]', '["8.0", "9.0", "12.0+PTX"]'))
+    replace(directory / "build.toml", '["9.0"]', '["8.0", "9.0", "12.0+PTX"]')
     assert refusals(planned(directory, CUDA), cache) == []
 
 

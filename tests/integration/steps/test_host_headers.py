@@ -33,8 +33,7 @@ def compiled(step: CompileStep, work: Path) -> tuple[bytes, list[Path]]:
     """Return the object, and the machine's headers that it is made from, all of which the step may read."""
     work.mkdir()
     stage_compile(step, work / step.key)
-    command = ["sh", f"{step.key}/run.sh"]
-    subprocess.run(command, cwd=work, env=host_compiler.environment(), check=True)
+    subprocess.run(["sh", f"{step.key}/run.sh"], cwd=work, env=host_compiler.environment(), check=True)
     read = [Path(name) for name in files_read.listed(work / step.key) if name.startswith("/")]
     others = [work, *step.roots.values(), *(root.resolve() for root in step.roots.values())]
     headers = [path for path in read if not any(map(path.is_relative_to, others))]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.toolchain import Toolchains
+from tests.support.files import write_files
 from tests.support.places import ROOT, SOURCES
 from tests.support.torch_process import run_with_torch
 
@@ -19,15 +20,9 @@ REFUSAL = (
 
 def test_a_package_for_cuda_names_the_other_package(tmp_path: Path) -> None:
     """The client loads it wherever Torch was built for CUDA, also on a machine without a GPU."""
-    package = tmp_path / "demo"
-    package.mkdir()
     devices = (ROOT / "kernels/kit/devices.py").read_text()
-    for name, text in {
-        "devices.py": devices,
-        "_ops.py": SOURCES["ops_for_cuda"],
-        "__init__.py": SOURCES["package_for_cuda"],
-    }.items():
-        (package / name).write_text(text)
+    files = {"_ops.py": SOURCES["ops_for_cuda"], "__init__.py": SOURCES["package_for_cuda"]}
+    write_files(tmp_path / "demo", {"devices.py": devices, **files})
     done = run_with_torch("import sys; sys.path.insert(0, sys.argv[1]); import demo", tmp_path)
     assert REFUSAL in done.stderr, done.stderr
 

@@ -164,25 +164,15 @@ def build_wheels() -> dict[str, bytes]:
 
 @dataclass
 class Fault:
-    """How the server misbehaves for one file.
+    """How the server misbehaves for one file."""
 
-    Attributes:
-        times: The number of requests that fail; negative for all.
-        status: Answer with this status and no body.
-        cut: Close the connection after this number of bytes of the body.
-        flip: The position of a byte to alter.
-        no_ranges: Answer range requests with the whole file.
-        rate: Bytes per second.
-        endless: Send the whole file again and again.
-    """
-
-    times: int = -1
-    status: int | None = None
-    cut: int | None = None
-    flip: int | None = None
-    no_ranges: bool = False
-    rate: int | None = None
-    endless: bool = False
+    times: int = -1  # the number of requests that fail; negative for all
+    status: int | None = None  # answer with this status and no body
+    cut: int | None = None  # close the connection after this number of bytes of the body
+    flip: int | None = None  # the position of a byte to alter
+    no_ranges: bool = False  # answer range requests with the whole file
+    rate: int | None = None  # bytes per second
+    endless: bool = False  # send the whole file again and again
 
 
 @dataclass
@@ -190,8 +180,6 @@ class ServedRequest:
     """A request for a file that was answered. `sent` is the number of bytes of the body."""
 
     file: str
-    start: int
-    stop: int
     sent: int = 0
     authorization: str | None = None
 
@@ -281,7 +269,7 @@ class IndexServer:
         if start >= stop:
             handler.send(416, Content_Range=f"bytes */{len(data)}")
             return
-        request = ServedRequest(name, start, stop, authorization=handler.headers["Authorization"])
+        request = ServedRequest(name, authorization=handler.headers["Authorization"])
         self.requests.append(request)
         handler.send_response(status)
         if not fault.endless:

@@ -16,6 +16,7 @@ from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.toolchain import Toolchains, lock
 from kernel_builder.toolchain.index import Index, configured_url
 from kernel_format.errors import FetchError, StoreError
+from tests.support.files import write_files
 from tests.support.programs import wait_for
 
 from .index_server import CUTLASS, Fault, IndexServer
@@ -234,14 +235,11 @@ def test_a_store_that_cannot_be_written(toolchains: Make, tmp_path: Path, cache:
 
 def test_the_index_that_pip_or_uv_is_set_to_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    configuration = tmp_path / "xdg/pip/pip.conf"
-    configuration.parent.mkdir(parents=True)
-    configuration.write_text("[global]\nindex-url = http://from.file/simple\n")
-    named = tmp_path / "named.conf"
-    named.write_text("[global]\nindex-url = http://from.named/simple\n")
+    for file, name in (("xdg/pip/pip.conf", "file"), ("named.conf", "named")):
+        write_files(tmp_path, {file: f"[global]\nindex-url = http://from.{name}/simple\n"})
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
     expected = [
-        ("PIP_CONFIG_FILE", str(named), "http://from.named/simple"),
+        ("PIP_CONFIG_FILE", str(tmp_path / "named.conf"), "http://from.named/simple"),
         ("UV_INDEX_URL", "http://from.uv/simple", "http://from.uv/simple"),
         ("UV_DEFAULT_INDEX", "http://from.uv2/simple", "http://from.uv2/simple"),
         ("PIP_INDEX_URL", "http://from.pip/simple", "http://from.pip/simple"),

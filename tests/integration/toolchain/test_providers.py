@@ -18,25 +18,12 @@ from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ToolchainError
 from tests.support.cli import invoke
+from tests.support.files import replace, write_files
 from tests.support.files import write_program as program
 
 from .index_server import NVCC
 
 Make = Callable[..., Toolchains]
-
-
-@pytest.fixture
-def toolkit(tmp_path: Path) -> Path:
-    """A directory like an installed CUDA 13.0, with the include directory as a symbolic link."""
-    root = tmp_path / "cuda"
-    program(root / "bin/nvcc", NVCC.decode().removeprefix("#!/bin/sh\n"))
-    for name in ("bin/cudafe++", "bin/ptxas", "bin/fatbinary", "bin/nvlink", "nvvm/bin/cicc"):
-        program(root / name, "exit 1")
-    (root / "targets/include").mkdir(parents=True)
-    (root / "targets/include/cuda.h").write_text("// 1\n")
-    (root / "include").symlink_to("targets/include")
-    (root / "lib64").mkdir()
-    return root
 
 
 def test_a_compiler_is_identified_by_its_content_not_its_path(
@@ -60,8 +47,7 @@ def test_the_identity_changes_with_the_assembler_not_with_its_path(
     monkeypatch.setenv("CXX", str(tmp_path / "g++"))
 
     def identity(assembler: Path) -> str:
-        script = f'test "$1" = -print-prog-name=as && echo "{assembler}" || exec g++ "$@"'
-        program(tmp_path / "g++", script)
+        program(tmp_path / "g++", f'test "$1" = -print-prog-name=as && echo "{assembler}" || exec g++ "$@"')
         return toolchains().host().identity
 
     before = identity(program(tmp_path / "as", "echo 1"))
@@ -87,8 +73,16 @@ def test_a_compiler_that_cannot_be_used(
 
 
 def test_an_installed_toolkit_replaces_the_pinned_one_of_its_release(
-    toolchains: Make, toolkit: Path, server: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    toolchains: Make, server: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """A directory like an installed CUDA 13.0, with the include directory as a symbolic link."""
+    toolkit = tmp_path / "cuda"
+    program(toolkit / "bin/nvcc", NVCC.decode().removeprefix("#!/bin/sh\n"))
+    for name in ("bin/cudafe++", "bin/ptxas", "bin/fatbinary", "bin/nvlink", "nvvm/bin/cicc"):
+        program(toolkit / name, "exit 1")
+    write_files(toolkit, {"targets/include/cuda.h": "// 1\n"})
+    (toolkit / "include").symlink_to("targets/include")
+    (toolkit / "lib64").mkdir()
     installed = toolkits.toolkit(toolchains(cuda_home=toolkit, offline=True), Release(13, 0))
     assert (installed.origin, installed.root, installed.version) == ("system", toolkit, "13.0.88")
     monkeypatch.setenv("CUDA_HOME", str(toolkit))
@@ -101,8 +95,7 @@ def test_an_installed_toolkit_replaces_the_pinned_one_of_its_release(
     (toolkit / "include/cuda.h").write_text("// 2\n")
     assert toolkits.toolkit(toolchains(cuda_home=toolkit), Release(13, 0)).identity != installed.identity
 
-    nvcc = toolkit / "bin/nvcc"
-    nvcc.write_text(nvcc.read_text().replace("V13.0.88", "V12.6.85"))
+    replace(toolkit / "bin/nvcc", "V13.0.88", "V12.6.85")
     assert toolkits.obstacle(toolchains(cuda_home=toolkit, offline=True), Release(12, 6)) is None
     (toolkit / "nvvm/bin/cicc").unlink()
     with pytest.raises(ToolchainError, match="it has no nvvm/bin/cicc"):

@@ -13,6 +13,7 @@ from kernel_builder.config.variant import Release
 from kernel_builder.progress import Silent
 from kernel_builder.toolchain import Toolchains
 from kernel_builder.toolchain.store import Store
+from tests.support.files import write_files
 from tests.support.kills import killed_at_each_change
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -32,8 +33,7 @@ def test_verify_finds_damaged_files_and_clean_removes_all(
     assert process.returncode == 4
     assert all(f"{path} " in output for path in (altered, missing, added)) and "3 files damaged" in output
     half = cache / "toolchains/scratch/cuda-x/half.part"
-    half.parent.mkdir(parents=True)
-    half.write_bytes(b"x" * 1000)
+    write_files(half.parent, {half.name: "x" * 1000})
     assert start("clean").wait() == 0
     assert not root.exists() and not half.exists()
     assert toolkits.toolkit(toolchains(), Release(13, 0)).root == root
@@ -60,8 +60,7 @@ def make_tree(scratch: Path, directory: Path) -> None:
     download = scratch / "download"
     if not download.exists():
         download.write_text("content")
-    (directory / "bin").mkdir()
-    (directory / "bin" / "tool").write_text(download.read_text())
+    write_files(directory, {"bin/tool": download.read_text()})
 
 
 def present(root: Path) -> set[str]:

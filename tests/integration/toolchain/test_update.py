@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import resolve
 from kernel_builder.upkeep import CUDA, FILES, LOCK, MATRIX, SHIMS, find
 from kernel_format.errors import FetchError
+from tests.support.files import write_files
 from tests.support.places import SOURCES
 
 from .conftest import COMPONENTS, HEADER_LIBRARIES, TABLES
@@ -52,12 +52,8 @@ def index(wheel_files: dict[str, bytes], torch_files: dict[str, bytes]) -> Itera
 def checkout(tmp_path: Path, index: IndexServer) -> Path:
     """The tables of a builder that knows all releases of the index."""
     root = tmp_path / "checkout"
-    for name in (MATRIX, CUDA, SHIMS):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(TABLES / Path(name).name, root / name)
-    (root / LOCK).parent.mkdir(parents=True, exist_ok=True)
-    (root / LOCK).write_text(lock.dumps(resolve(Index(index.url), COMPONENTS, Silent())))
-    return root
+    write_files(root, {name: (TABLES / Path(name).name).read_text() for name in (MATRIX, CUDA, SHIMS)})
+    return write_files(root, {LOCK: lock.dumps(resolve(Index(index.url), COMPONENTS, Silent()))})
 
 
 def find_update(checkout: Path, index: IndexServer) -> tuple[list[str], dict[str, str]]:

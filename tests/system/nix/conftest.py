@@ -32,23 +32,18 @@ def _certificates() -> str:
 
 @dataclass(frozen=True)
 class Nix:
-    """Nix in the directory of a flake.
+    """Nix in the directory of a flake."""
 
-    Attributes:
-        root: Holds the store and the flakes. All processes of a run share it, so that each step is built once.
-        environment: For commands that run Nix themselves.
-    """
-
-    root: Path
-    environment: dict[str, str]
+    root: Path  # of the store and the flakes; all processes of a run share it, so that each step is built once
+    environment: dict[str, str]  # for commands that run Nix themselves
 
     def run(self, flake: Path, *arguments: str | Path, ok: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run `nix ARGUMENTS` in `flake`."""
+        """Run `nix ARGUMENTS` in `flake`, which fails if not `ok`."""
         command = ["nix", *map(str, arguments)]
         done = subprocess.run(
             command, cwd=flake, capture_output=True, text=True, check=False, env=self.environment, timeout=1800
         )
-        assert not ok or done.returncode == 0, done.stderr
+        assert (done.returncode == 0) == ok, done.stderr
         return done
 
     def build(self, flake: Path, attribute: str) -> Path:

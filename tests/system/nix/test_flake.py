@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from kernel_builder.config import build_toml, offered
 from kernel_builder.config.variant import PLATFORMS
+from tests.support.files import replace
 from tests.support.newest import BEFORE, CUDA_13, NEWEST, cuda_backends, full_abi
 from tests.support.places import CPU, CUDA, LIBRARIES, PROJECTS, ROOT, SOURCES
 from tests.system.nix.conftest import Nix
@@ -67,7 +68,6 @@ def test_nix_and_python_offer_the_same_variants(nix: Nix, tmp_path: Path, system
 def test_an_unknown_variant_is_refused_with_the_list(nix: Nix, flake: Path) -> None:
     named = 'kernel: (kernel.variant "torch99-cxx11-cu130").name'
     done = nix.run(flake, "eval", ".#rmsnorm", "--apply", named, ok=False)
-    assert done.returncode != 0
     for words in ("rmsnorm has no variant torch99-cxx11-cu130", CPU, CUDA):
         assert words in done.stderr
 
@@ -114,7 +114,7 @@ def test_a_kernel_has_the_outputs_of_the_public_builder(nix: Nix, kernel_flake: 
 def test_shells_get_the_python_packages_of_the_projects_tests(nix: Nix, kernel_flake: Callable[[Path], Path]) -> None:
     flake = kernel_flake(PROJECTS / "python-only") / "flake.nix"
     changed = "pythonCheckInputs = packages: [ packages.einops ]; path = ./.;"
-    flake.write_text(flake.read_text().replace("path = ./.;", changed))
+    replace(flake, "path = ./.;", changed)
     for shell in ("default", "test"):
         done = nix.run(flake.parent, "eval", f".#devShells.x86_64-linux.{shell}.drvPath", ok=False)
         assert "'einops' missing" in done.stderr  # in the stand-in for nixpkgs
@@ -123,20 +123,15 @@ def test_shells_get_the_python_packages_of_the_projects_tests(nix: Nix, kernel_f
 def test_variants_get_the_header_libraries_that_they_need(nix: Nix, tmp_path: Path, kernel_flake: KernelFlake) -> None:
     source = tmp_path / "original" / "stable-scale"
     shutil.copytree(PROJECTS / "stable-scale", source)
-    declaration = source / "build.toml"
-    text = declaration.read_text().replace('"cpp-cuda"\ndepends = []', '"cpp-cuda"\ndepends = ["torch", "cutlass_3_8"]')
-    assert "cutlass_3_8" in text
-    declaration.write_text(text)
+    replace(source / "build.toml", '"cpp-cuda"\ndepends = []', '"cpp-cuda"\ndepends = ["torch", "cutlass_3_8"]')
     project = kernel_flake(source)
     assert {"cutlass_3_8", "cuda-libraries-13.0"} <= nix.needs(project, f"redistributable.{CUDA}")
     by_clang = nix.needs(project, f"redistributable.{CUDA.replace('cu130', 'cu126')}")
     assert {"cutlass_3_8", "clang-22", "cuda-12.8", "cuda-libraries-12.8"} <= by_clang
     assert not {"cutlass_3_8", "cuda-libraries-13.0"} & nix.needs(project, f"redistributable.{CPU}")
 
-    declaration = project / "build.toml"
-    declaration.write_text(declaration.read_text().replace("cutlass_3_8", "cutlass_4_5"))
+    replace(project / "build.toml", "cutlass_3_8", "cutlass_4_5")
     done = nix.run(project, "build", f".#redistributable.{CUDA}", "--dry-run", "--no-link", ok=False)
-    assert done.returncode != 0
     assert "no package index has cutlass_4_5" in done.stderr
 
 

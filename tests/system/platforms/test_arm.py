@@ -13,8 +13,9 @@ from kernel_builder import elf
 from kernel_format.cache_directory import default_cache
 from kernel_format.errors import BuildError, ToolchainError, VariantError
 from kernel_format.metadata import PackageMetadata
-from tests.integration.build_command.conftest import Copy, Run, assert_refused, replace, run_python, untouched
+from tests.integration.build_command.conftest import Copy, Run, assert_refused, run_python, untouched
 from tests.support import emulated_python
+from tests.support.files import replace
 from tests.support.places import CPU, CUDA, ROOT, SOURCES
 from tests.support.programs import run
 
@@ -53,8 +54,7 @@ def test_both_platforms_in_one_build(copy_project: Copy, kernel_builder: Run) ->
         SOURCES["load_directly"], project / "build" / ARM_CPU
     )
 
-    again = kernel_builder(cache, "build", project, "--platform", ARM)
-    assert again.answer["steps"] == 0
+    assert kernel_builder(cache, "build", project, "--platform", ARM).answer["steps"] == 0
     assert (project / "build" / CPU).is_dir(), "packages for other platforms stay"
 
 

@@ -1,7 +1,4 @@
-"""Every kernel of `kernels/` is offered for all variants, and builds, on one x86_64 machine; its runtime libraries.
-
-A failure means that a compiler refuses a kernel's sources, or that the builder offers other variants than it should.
-"""
+"""Every kernel of `kernels/` is offered for all variants, and builds, on one x86_64 machine; its runtime libraries."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from kernel_aot.llvm_types import parse_type
 from kernel_builder import toml_file
 from kernel_builder.config import aot_toml
 from kernel_format.errors import ConfigError
+from tests.support.files import replace
 from tests.support.places import ROOT
 
 EXAMPLE = ROOT / "examples/cute-dsl/row_norm"
@@ -37,9 +38,7 @@ def test_sizes_of_tensors_become_conditions_and_compiled_values() -> None:
 @pytest.mark.parametrize("mistake", MISTAKES["cute-dsl"], ids=lambda mistake: mistake["message"])
 def test_a_table_that_does_not_fit_is_an_error(tmp_path: Path, mistake: Mapping[str, str]) -> None:
     project = shutil.copytree(EXAMPLE, tmp_path / "p", ignore=shutil.ignore_patterns("build"))
-    text = (project / "aot.toml").read_text()
-    assert mistake["old"] in text
-    (project / "aot.toml").write_text(text.replace(mistake["old"], mistake["new"]))
+    replace(project / "aot.toml", mistake["old"], mistake["new"])
     with pytest.raises(ConfigError) as caught:
         read_ops(project, aot_toml.read(project))
     assert mistake["message"] in f"{caught.value} {caught.value.hint}"

@@ -20,6 +20,7 @@ from kernel_builder.steps.graph import Graph
 from kernel_builder.steps.plan import plan
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ConfigError, VariantError
+from tests.support.files import append, replace
 from tests.support.places import SOURCES
 from tests.unit.package.test_wheel_choice import clients_choice
 
@@ -32,8 +33,8 @@ KERNEL = SOURCES["rocm_kernel"].replace('"scale/row_norm.cu", ', "")
 def project(copy_project: Copy) -> Path:
     """The sample project, with a variant for ROCm of its CUDA source."""
     root = copy_project("stable-scale")
-    text = (root / "build.toml").read_text()
-    (root / "build.toml").write_text(text.replace('["cpu", "cuda"]', '["cpu", "cuda", "rocm"]') + KERNEL)
+    replace(root / "build.toml", '["cpu", "cuda"]', '["cpu", "cuda", "rocm"]')
+    append(root / "build.toml", KERNEL)
     return root
 
 
@@ -78,9 +79,7 @@ def test_a_source_that_hipify_cannot_read_is_named(project: Path) -> None:
     ],
 )
 def test_what_cannot_be_compiled_is_refused(project: Path, old: str, new: str, words: str) -> None:
-    text = (project / "build.toml").read_text()
-    assert old in text
-    (project / "build.toml").write_text(text.replace(old, new))
+    replace(project / "build.toml", old, new)
     with pytest.raises((ConfigError, VariantError), match=words):
         buildable.available(read_project(project), Toolchains(), backends=["rocm"])
         planned(project)

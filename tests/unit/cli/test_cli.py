@@ -13,6 +13,7 @@ import pytest
 from kernel_builder.cli import main
 from kernel_builder.progress import shown
 from tests.support.cli import invoke
+from tests.support.files import write_files
 
 COMMANDS = sorted(main.list_commands(None))  # type: ignore[arg-type]
 HIDDEN = ["build-and-copy", "build-and-upload"]
@@ -99,8 +100,7 @@ ATTACKS = [
 @pytest.mark.parametrize("options", [{"color": True}, {}])
 def test_a_projects_text_is_printed_without_commands(tmp_path: Path, attack: str, options: dict[str, bool]) -> None:
     project = tmp_path / f"kernel{attack.replace('/', '-')}"
-    project.mkdir()
-    (project / "build.toml").write_text("[general]\n")
+    write_files(project, {"build.toml": "[general]\n"})
     done = invoke("check-config", project, **options)
     assert done.exit_code == 2 and "kernel" in done.stderr
     for command in ("\x1b[2J", "\x1b]", "\r", "\x9b", "\u202e", "##["):

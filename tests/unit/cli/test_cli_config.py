@@ -139,8 +139,7 @@ def test_an_old_file_gets_a_license(tmp_path: Path) -> None:
     """check-config names the missing key, and update-build adds it."""
     old = BUILD_TOML.replace("version = 3\n", "").replace('license = "apache-2.0"\n', "")
     home = project(tmp_path / "a", old)
-    message = invoke("check-config", home).stderr
-    assert "[general] license: is missing" in message
+    assert "[general] license: is missing" in invoke("check-config", home).stderr
     refused = invoke("update-build", home)
     assert refused.exit_code == 2
     assert "[general] license: is missing" in refused.stderr and "--license NAME" in refused.stderr

@@ -18,12 +18,10 @@ TOUCHED = toml_file.read(Path(__file__).with_name("touched.toml"))
 
 def commit(repository: Path, name: str, text: str | None) -> str:
     """Write or delete a file, commit, and return the commit."""
-    file = repository / name
     if text is None:
-        file.unlink()
+        (repository / name).unlink()
     else:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+        write_files(repository, {name: text})
     commit_all(repository, f"change {name}")
     return git(repository, "rev-parse", "HEAD")
 

@@ -47,9 +47,12 @@ def with_torch(project: Project, **changes: object) -> Project:
     return replace(project, framework=replace(project.framework, **changes))  # type: ignore[arg-type]
 
 
-def test_a_stable_abi_project_offers_one_variant_for_each_cuda_major(stable: Project) -> None:
+def test_binaries_for_several_torch_releases_are_one_variant_for_each_cuda_major(stable: Project) -> None:
     assert names(stable) == {"torch-stable-abi210-cpu", "torch-stable-abi210-cu126", "torch-stable-abi210-cu130"}
     assert names(read_project(PROJECTS / "python-only")) == {"torch-cpu", "torch-cuda"}
+    without_torch = read_project(PROJECTS / "tvm-scale")
+    assert names(without_torch) == {"tvm-ffi01-cpu", "tvm-ffi01-cu126", "tvm-ffi01-cu130"}
+    assert names(without_torch) < names(without_torch, whole=True)
 
 
 def test_minver_below_the_stable_abi_asks_for_the_earlier_releases(stable: Project) -> None:
@@ -65,12 +68,6 @@ def test_minver_below_the_stable_abi_asks_for_the_earlier_releases(stable: Proje
     for project in (later, mixed):
         with pytest.raises(VariantError, match="is not a variant of the"):
             offered.check_offered(project, earlier)
-
-
-def test_a_project_without_torch_offers_one_variant_for_each_cuda_major() -> None:
-    project = read_project(PROJECTS / "tvm-scale")
-    assert names(project) == {"tvm-ffi01-cpu", "tvm-ffi01-cu126", "tvm-ffi01-cu130"}
-    assert names(project) < names(project, whole=True)
 
 
 def test_a_full_abi_project_offers_the_last_two_releases(full: Project) -> None:
@@ -176,7 +173,6 @@ def test_without_capabilities_a_kernel_gets_all_and_ptx_of_the_newest() -> None:
 def test_a_build_for_one_capability(listed: tuple[str, ...] | None, only: str, limited: bool, warned: bool) -> None:
     """Code that runs on no such GPU gives a warning; a list without another capability is complete."""
     kernel = Kernel("k", CUDA, (), ("a.cu",), cuda_capabilities=listed)
-    project = Project(Path("p"), "k", 1, "mit", (CUDA,), TorchFramework(), (kernel,))
-    result = offered.limited(project, [only])
+    result = offered.limited(Project(Path("p"), "k", 1, "mit", (CUDA,), TorchFramework(), (kernel,)), [only])
     assert bool(result.kernels[0].only_capabilities) is limited
     assert any("runs on a GPU of capability 9.0" in warning for warning in result.warnings) is warned

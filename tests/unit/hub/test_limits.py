@@ -11,6 +11,7 @@ from kernel_builder.demangle import demangle
 from kernel_builder.hub.audit import audit
 from kernel_builder.toolchain import index
 from kernel_format.errors import CheckError, FetchError
+from tests.support.files import write_files
 from tests.support.loopback import QuietHandler, served
 
 pytestmark = [pytest.mark.attack, pytest.mark.timeout(60)]
@@ -18,10 +19,8 @@ pytestmark = [pytest.mark.attack, pytest.mark.timeout(60)]
 
 def test_a_package_that_takes_too_long_to_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "_SECONDS", 2)
-    package = tmp_path / "torch-cpu"
-    package.mkdir()
     bases = "".join(f"class C{n}(C{n + 1}, C{n + 2}): pass\n" for n in range(60))
-    (package / "__init__.py").write_text(f"{bases}__all__ = ['C0']\n")
+    write_files(tmp_path, {"torch-cpu/__init__.py": f"{bases}__all__ = ['C0']\n"})
     with pytest.raises(CheckError, match="takes more than 2 s of CPU time or 4 GB of memory"):
         audit(str(tmp_path))
 

@@ -16,6 +16,7 @@ from kernel_builder.toolchain import Toolchains
 from kernel_format.metadata import PackageMetadata
 from kernel_format.signatures import Signers, signature_verdict
 from kernel_format.tree_digest import SIGNATURE
+from tests.support.files import replace, write_files
 from tests.support.kills import killed_at_each_change
 from tests.support.places import PROJECTS
 
@@ -24,9 +25,7 @@ NEW = {"torch-cpu": "new", "torch-cuda": "old", "torch-xpu": "new"}
 
 
 def write(directory: Path, packages: dict[str, str]) -> None:
-    for name, text in packages.items():
-        (directory / name).mkdir(parents=True)
-        (directory / name / "metadata.json").write_text(text)
+    write_files(directory, {f"{name}/metadata.json": text for name, text in packages.items()})
 
 
 def read(directory: Path) -> dict[str, str]:
@@ -146,8 +145,7 @@ def test_several_upstream_repositories_need_a_newer_client(
 ) -> None:
     project = tmp_path / "python-only"
     shutil.copytree(PROJECTS / "python-only", project)
-    declared = (project / "build.toml").read_text()
-    (project / "build.toml").write_text(declared.replace("[general]\n", f"[general]\nupstream = {upstream}\n"))
+    replace(project / "build.toml", "[general]\n", f"[general]\nupstream = {upstream}\n")
     (planned,) = plan([(read_project(project), [Variant.parse("torch-cpu")])], Toolchains()).variants
     assembly.assemble(planned, None, tmp_path / "package")
     metadata = json.loads((tmp_path / "package" / "metadata.json").read_text())

@@ -127,9 +127,7 @@ def test_variables_and_options_reach_the_script(project: Path) -> None:
 
 
 def test_existing_files_are_kept(project: Path) -> None:
-    package = project / "torch-ext/fused_ops"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("# mine\n")
+    package = write_files(project / "torch-ext/fused_ops", {"__init__.py": "# mine\n"})
     assert as_json(project / "setup.py")["written"] == ["build.toml"]
     (project / "build.toml").write_text("# mine\n")
     result = port(project / "setup.py")

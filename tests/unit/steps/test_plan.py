@@ -13,6 +13,7 @@ from kernel_builder.config.variant import Variant
 from kernel_builder.steps.graph import Binary, Graph
 from kernel_builder.steps.plan import plan
 from kernel_builder.toolchain import Toolchains
+from tests.support.files import append, replace
 from tests.support.newest import BEFORE, CUDA_13, NEWEST, full_abi
 from tests.support.places import CPU
 
@@ -50,12 +51,10 @@ def test_steps_depend_on_the_files_that_they_read_and_the_binary_on_build_toml(c
     before = binary(directory)
     (directory / "scale" / "other.h").write_text("int other;")
     (directory / "README.md").write_text("words")
-    with (directory / "scale" / "scale_cuda.cu").open("a") as stream:
-        stream.write("\n")
+    append(directory / "scale" / "scale_cuda.cu", "\n")
     assert binary(directory) == before, "files that no step reads"
     for file, changed in ((BINDING, {BINDING}), (SOURCE, {BINDING, SOURCE}), (HEADER, {BINDING, SOURCE})):
-        with (directory / file).open("a") as stream:
-            stream.write("\n")
+        append(directory / file, "\n")
         after = binary(directory)
         assert {source for source in (BINDING, SOURCE) if keys(before)[source] != keys(after)[source]} == changed, file
         assert before.module != after.module and before.key != after.key, file
@@ -66,8 +65,7 @@ def test_steps_depend_on_the_files_that_they_read_and_the_binary_on_build_toml(c
         ('"stable-scale"', '"table-scale"'),
         (LANGUAGE, f'{LANGUAGE}\ncxx-flags = ["-O2"]'),
     ):
-        declared = directory / "build.toml"
-        declared.write_text(declared.read_text().replace(old, new, 1))
+        replace(directory / "build.toml", old, new)
         after = binary(directory)
         assert before.module != after.module, new
         before = after

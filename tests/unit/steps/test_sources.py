@@ -39,9 +39,7 @@ def test_includes_are_followed_through_directories_and_cycles(project: Path) -> 
 
 
 def test_includes_are_followed_through_links(project: Path, tmp_path: Path) -> None:
-    root = tmp_path / "kernels" / "one"
-    root.mkdir(parents=True)
-    (root / "a.cpp").write_text('#include "kit/two.h"\n')
+    root = write_files(tmp_path / "kernels" / "one", {"a.cpp": '#include "kit/two.h"\n'})
     (root / "kit").symlink_to("../../lib")
     with pytest.raises(ConfigError, match="symbolic link out of the project"):
         scan(root, "a.cpp", ["."])

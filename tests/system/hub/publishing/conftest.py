@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import kernels_data
@@ -20,6 +20,7 @@ from kernel_builder.hub.publish import publish
 from kernel_builder.pipeline import BuildRequest, build
 from kernel_builder.progress import Silent
 from kernel_builder.toolchain import Toolchains
+from tests.support.files import replace
 from tests.support.places import CPU, PROJECTS
 from tests.support.running_hub import RunningHub, running_hub
 
@@ -38,7 +39,7 @@ def _running_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningHu
 @pytest.fixture
 def hub(_running_hub: RunningHub, tmp_path: Path) -> Iterator[RunningHub]:
     """A Hub without tokens that trusts `kernels-community`: one process, which each test finds without repositories."""
-    yield replace(_running_hub, environment={**_running_hub.environment, "HF_HOME": str(tmp_path / "home")})
+    yield dataclasses.replace(_running_hub, environment={**_running_hub.environment, "HF_HOME": str(tmp_path / "home")})
     listed = requests.get(f"{_running_hub.url}/api/kernels", headers={"Authorization": "Bearer any"}, timeout=10)
     for kernel in listed.json():
         _running_hub.api().delete_repo(kernel["id"], repo_type="kernel")
@@ -95,10 +96,7 @@ def sigstore(no_identity: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[sig
 
 def edit(package: Path, name: str, before: str, after: str) -> None:
     """Change a file of a package and of the project, as a new build does, and update the digest in the metadata."""
-    file = package / name
-    text = file.read_text()
-    assert before in text
-    file.write_text(text.replace(before, after))
+    replace(package / name, before, after)
     (sources,) = (init.parent for init in package.parent.parent.glob("torch-ext/*/__init__.py"))
     for module in package.glob("*.py"):
         if module.name != "_ops.py":

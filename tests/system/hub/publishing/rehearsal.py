@@ -39,10 +39,7 @@ def evaluate(expression: str, known: Mapping[str, str | None]) -> Any:
 
 
 class Rehearsal:
-    """Runs the commands of a workflow's jobs as GitHub does: by `bash -e`, in a checkout, with their environment.
-
-    Of the actions that steps use, it imitates those that upload and download artifacts.
-    """
+    """Runs a workflow's jobs by `bash -e` in a checkout, as GitHub does, and imitates actions that move artifacts."""
 
     def __init__(
         self,
@@ -77,10 +74,7 @@ class Rehearsal:
         return bool(self._evaluate(condition, {f"needs.{job}.result": result for job, result in results.items()}))
 
     def job(self, name: str, matrix: Mapping[str, str | None] | None = None, *, only: str = "") -> dict[str, str]:
-        """Run the steps of a job, or one step, and return the job's outputs.
-
-        After a failure, only steps with `always()` run. Later jobs of the workflow know the outputs.
-        """
+        """Run a job's steps, or one, and return the outputs. After a failure, only steps with `always()` run."""
         job = self.workflow["jobs"][name]
         shutil.rmtree(self.context["runner.temp"], ignore_errors=True)
         known = {f"matrix.{key}": value for key, value in (matrix or {}).items()}

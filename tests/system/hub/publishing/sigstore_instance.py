@@ -170,12 +170,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class Running:
-    """A running instance.
-
-    Attributes:
-        url: Its address.
-        trust: Its trust configuration, as JSON.
-    """
+    """A running instance: its address, and its trust configuration as JSON."""
 
     url: str
     trust: str

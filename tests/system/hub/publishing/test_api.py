@@ -41,8 +41,7 @@ def test_differences_are_those_that_callers_notice(
     tmp_path: Path, before: str, after: str, expected: list[str]
 ) -> None:
     older = package_api.read(package(tmp_path / "older"))
-    newer = package_api.read(package(tmp_path / "newer", before, after))
-    assert sorted(older.differences(newer)) == expected
+    assert sorted(older.differences(package_api.read(package(tmp_path / "newer", before, after)))) == expected
     assert not older.differences(older)
 
 

@@ -69,8 +69,7 @@ def test_a_repeated_upload_after_a_cut_completes_it(
         broken = CuttingProxy(hub, proxy.sent * tenth // 10)
         with pytest.raises(KernelBuilderError):
             put(hub, quick, f"org/cut-{tenth}", endpoint=broken.url)
-        done = put(hub, quick, f"org/cut-{tenth}")
-        assert not done.kept
+        assert not put(hub, quick, f"org/cut-{tenth}").kept
         assert tree(hub, f"org/cut-{tenth}", "v1") == wanted[0]
 
 

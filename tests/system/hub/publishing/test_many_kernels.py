@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from kernel_builder.config.variant import this_platform
+from tests.support.files import write_files
 from tests.support.loopback import QuietHandler, served
 from tests.support.places import CPU, PROJECTS, ROOT, SOURCES
 from tests.support.running_hub import RunningHub
@@ -113,8 +114,7 @@ class ManyKernels:
             (self.root / "kit").mkdir(exist_ok=True)
             (project / "scale" / "scale.h").replace(self.root / "kit" / "scale.h")
             (project / "scale" / "scale.h").symlink_to("../../kit/scale.h")
-            (project / "tests").mkdir(exist_ok=True)
-            (project / "tests" / "test_load.py").write_text(SOURCES["test_of_a_kernel"])
+            write_files(project, {"tests/test_load.py": SOURCES["test_of_a_kernel"]})
         (self.root / "scripts").mkdir()  # no project
         self.environment = {
             **{key: value for key, value in hub.environment.items() if key not in {"HF_TOKEN", "HF_ENDPOINT"}},
@@ -160,8 +160,7 @@ class ManyKernels:
 
 def test_a_pull_request_and_its_merge_rehearsed(hub: RunningHub, github: RunningGitHub, tmp_path: Path) -> None:
     kernels = ManyKernels(tmp_path, github, hub)
-    released = commit(kernels.root, "README.md", "Kernels")
-    github.runs["kernels.yml", "main"] = [released]
+    github.runs["kernels.yml", "main"] = [commit(kernels.root, "README.md", "Kernels")]
 
     # A pull request of a fork touches one project. Its build has nothing of use to a thief.
     git(kernels.root, "switch", "--quiet", "--create", "pull")

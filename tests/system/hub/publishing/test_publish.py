@@ -20,6 +20,8 @@ from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import CheckError, ConfigError, HubError, KernelBuilderError, PackageError
 from kernel_hub import tokens
 from tests.support.builder_process import run_builder
+from tests.support.files import append, replace, write_files
+from tests.support.git import commit_all
 from tests.support.places import CPU as VARIANT
 from tests.support.programs import run
 from tests.support.running_hub import RunningHub
@@ -34,8 +36,7 @@ CUDA, CPU = "torch-cuda", "torch-cpu"
 
 def test_the_client_loads_a_published_kernel(hub: RunningHub, scale: Path) -> None:
     (scale / "CARD.md").write_text("---\nlibrary_name: kernels\nwidget: kept\n---\n\n# Scale\n\nMy own words.\n")
-    (scale / "build" / VARIANT / "__pycache__").mkdir(exist_ok=True)
-    (scale / "build" / VARIANT / "__pycache__" / "x.cpython-311.pyc").write_bytes(b"code")
+    write_files(scale / "build" / VARIANT / "__pycache__", {"x.cpython-311.pyc": "code"})
     done = run_builder(hub.environment, "upload", scale, "--repo-id", REPO, "--output-json", check=True)
     first = json.loads(done.stdout)
     assert first["created"] and first["variants"] == [path.name for path in (scale / "build").iterdir()]
@@ -74,19 +75,16 @@ def test_the_client_loads_a_published_kernel(hub: RunningHub, scale: Path) -> No
 
 
 def test_links_are_published_as_files_that_build_alone(hub: RunningHub, scale: Path, tmp_path: Path) -> None:
-    kernels = tmp_path / "repository" / "kernels"
-    kernels.mkdir(parents=True)
+    repository = write_files(tmp_path / "repository", {"kernels/notes.md": "", ".gitignore": "build\nignored.h"})
+    kernels = repository / "kernels"
     project = scale.rename(kernels / "stable-scale")
     shutil.move(project / "scale", kernels / "shared")
     (project / "scale").symlink_to("../shared")
     (kernels / "shared" / "up").symlink_to("..")
-    (kernels / "notes.md").write_text("Notes.\n")
     (project / "NOTES.md").symlink_to("../notes.md")
     (project / "secret").symlink_to("/etc/hostname")
     (kernels / "shared" / "ignored.h").touch()
-    (tmp_path / "repository" / ".gitignore").write_text("build\nignored.h\n")
-    subprocess.run(["git", "init", "--quiet", tmp_path / "repository"], check=True)
-    subprocess.run(["git", "-C", tmp_path / "repository", "add", "."], check=True)
+    commit_all(repository)
     put(hub, project, REPO)
 
     on_main = tree(hub, REPO, "main")
@@ -156,7 +154,6 @@ def test_pull_requests_do_not_change_the_branches(hub: RunningHub, quick: Path) 
     put(hub, quick)
     before = tree(hub, DOUBLING, "v1"), tree(hub, DOUBLING, "main")
     edit(quick / "build" / CUDA, "__init__.py", "Doubling in Python", "Doubling")
-    (quick / "torch-ext/python_only/__init__.py").write_text((quick / "build" / CUDA / "__init__.py").read_text())
     summary = quick.parent / "summary.json"
     command = ["upload", quick, "--repo-id", DOUBLING, "--no-load", "--create-pr", "--output-json", summary]
     run_builder(hub.environment, *command, check=True)
@@ -181,8 +178,7 @@ def test_versions_and_other_branches(hub: RunningHub, quick: Path, tmp_path: Pat
     assert put(hub, quick, branch="trial").builds.removed == ()
     assert "build.toml" in tree(hub, DOUBLING, "trial")
 
-    config = quick / "build.toml"
-    config.write_text(config.read_text().replace("version = 1", "version = 2"))
+    replace(quick / "build.toml", "version = 1", "version = 2")
     build(BuildRequest((quick,), variants=(CUDA,), load=False), Toolchains(cache=tmp_path / "cache"))
     result = put(hub, quick)
     assert result.main and result.main.revision
@@ -235,8 +231,7 @@ def test_wrong_requests_are_refused(
 
 
 def test_a_tampered_package_is_not_published(hub: RunningHub, quick: Path) -> None:
-    with (quick / "build" / CUDA / "__init__.py").open("a") as file:
-        file.write("# once more\n")
+    append(quick / "build" / CUDA / "__init__.py", "# once more\n")
     with pytest.raises(CheckError, match=r"__init__.py: has another SHA-256 .*, in torch-cuda"):
         put(hub, quick)
     assert not hub.api().repo_exists(DOUBLING, repo_type="kernel")
@@ -314,7 +309,7 @@ def test_a_function_of_the_kernels_own_name_is_a_function(hub: RunningHub, doubl
 def test_packages_of_other_sources_are_refused(hub: RunningHub, doubling: Path, scale: Path, tmp_path: Path) -> None:
     source = doubling / "torch-ext/python_only/__init__.py"
     put(hub, doubling)
-    source.write_text(source.read_text().replace("x * 2", "2 * x"))
+    replace(source, "x * 2", "2 * x")
     (source.parent / "later.py").write_text("")
     error = refused(hub, doubling, PackageError)
     assert error.message == (
@@ -329,10 +324,9 @@ def test_packages_of_other_sources_are_refused(hub: RunningHub, doubling: Path, 
     done = run_builder(hub.environment, *command, check=True)
     assert {f"build/{name}/later.py" for name in (CPU, CUDA)} < set(json.loads(done.stdout)["builds"]["sent"])
 
-    (scale / "scale/scale.h").write_text((scale / "scale/scale.h").read_text() + "// later\n")
+    append(scale / "scale/scale.h", "// later\n")
     (scale / "scale/scale_cuda.cu").unlink()  # not a source of the package for the CPU
-    config = scale / "build.toml"
-    config.write_text(config.read_text().replace('language = "cpp-cpu"', 'language = "cpp-cpu"\ncxx-flags = ["-O1"]'))
+    replace(scale / "build.toml", 'language = "cpp-cpu"', 'language = "cpp-cpu"\ncxx-flags = ["-O1"]')
     (scale / "scale/scale_cuda.cu").write_text("")
     with pytest.raises(PackageError) as raised:
         put(hub, scale)

@@ -87,8 +87,7 @@ def test_the_release_rehearsed_against_our_own_hub(
         config = (project / "build.toml").read_text()
         (project / "build.toml").write_text(config.replace('backends = ["cpu", "cuda"]', f'backends = ["{backend}"]'))
     # Only the job that publishes has Torch.
-    (tmp_path / "without" / "torch").mkdir(parents=True)
-    (tmp_path / "without" / "torch" / "__init__.py").write_text("raise ImportError('not on this runner')\n")
+    write_files(tmp_path / "without", {"torch/__init__.py": "raise ImportError('not on this runner')\n"})
     environment = {key: value for key, value in hub.environment.items() if key not in {"HF_TOKEN", "HF_ENDPOINT"}}
     environment |= {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "org/kernels", "GITHUB_RUN_ID": "7"}
     environment["PYTHONPATH"] = str(tmp_path / "without")
@@ -123,8 +122,8 @@ def test_the_release_rehearsed_against_our_own_hub(
     rehearsal.job("publish")  # without a token: a dry run
     assert not (checkout / "kernels" / "stable-scale" / card.name).exists()
     assert not hub.api().repo_exists(f"{OWNER}/stable-scale", repo_type="kernel")
-    (tmp_path / "trusting").mkdir()
-    (tmp_path / "trusting" / "sitecustomize.py").write_text(SOURCES["trusting_client"].format(trust=sigstore.trust))
+    trusting = SOURCES["trusting_client"].format(trust=sigstore.trust)
+    write_files(tmp_path / "trusting", {"sitecustomize.py": trusting})
     environment |= {"PYTHONPATH": str(tmp_path / "trusting"), **sigstore.job_of("org/kernels", WORKFLOW)}
     context |= {"needs.build.outputs.projects": "kernels/stable-scale", "secrets.hf-token": "any"}
     published = f"{OWNER}/stable-scale"
@@ -149,8 +148,7 @@ def test_wheels_are_written_beside_the_release(doubling: Path, tmp_path: Path) -
     checkout.mkdir()
     doubling.rename(checkout / "kernels")
     context = {"inputs.wheels": "k*", "needs.build.outputs.projects": "kernels"}
-    environment = {**os.environ, "GITHUB_RUN_NUMBER": "7"}
-    Rehearsal(checkout, context, environment).job("publish", only="Write wheels")
+    Rehearsal(checkout, context, {**os.environ, "GITHUB_RUN_NUMBER": "7"}).job("publish", only="Write wheels")
     assert [path.name for path in (checkout / "dist").iterdir()] == ["python_only-1.7-py3-none-any.whl"]
     release = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]["kernels"]["with"]
     for directory in release["projects"].split():

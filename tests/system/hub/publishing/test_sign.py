@@ -19,6 +19,7 @@ from kernel_format.signatures import key_bundle, read_private_key
 from kernel_format.tree_digest import SIGNATURE
 from tests.support.builder_process import run_builder
 from tests.support.cli import invoke
+from tests.support.files import append
 from tests.support.places import SOURCES
 from tests.support.running_hub import RunningHub
 from tests.support.torch_process import run_with_torch
@@ -95,8 +96,7 @@ def test_without_an_identity_provider_nothing_is_signed(no_identity: None, doubl
     with pytest.raises(VerificationError, match="cannot read the identity token"):
         sign(packages, identity_token="not a token")
     assert not list(doubling.rglob("*.sigstore"))
-    with (packages[0] / "_ops.py").open("a") as file:
-        file.write("# tampered\n")
+    append(packages[0] / "_ops.py", "# tampered\n")
     with pytest.raises(CheckError, match=r"_ops.py has another SHA-256"):
         sign(packages)
 
@@ -173,8 +173,7 @@ def test_a_users_key_signs_without_a_network(hub: RunningHub, doubling: Path, tm
     assert loaded.returncode == 0, loaded.stderr
 
     edit(doubling / "build" / CPU, "_ops.py", "Return the", "Returns the")
-    signature = (doubling / "build" / CUDA / SIGNATURE).read_bytes()
-    (doubling / "build" / CPU / SIGNATURE).write_bytes(signature)
+    (doubling / "build" / CPU / SIGNATURE).write_bytes((doubling / "build" / CUDA / SIGNATURE).read_bytes())
     put(hub, doubling, REPO)
     assert verdicts(f"{key}.pub") == {"valid", "not by one of the trusted keys, or of another metadata.json"}
 

@@ -17,6 +17,7 @@ from kernel_builder.pipeline import BuildRequest, build
 from kernel_builder.progress import Lines
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import HubError, VerificationError
+from tests.support.files import write_files
 from tests.support.git import commit_all
 from tests.support.places import CPU, PROJECTS
 from tests.support.running_hub import RunningHub
@@ -63,12 +64,10 @@ def test_a_kernel_is_built_again_at_its_commit(
     hub: RunningHub, scale: Path, new_cache: NewCache, tmp_path: Path
 ) -> None:
     """Its sources are partly links to files that a repository's kernels share."""
-    repository = tmp_path / "repository"
-    repository.mkdir()
+    repository = write_files(tmp_path / "repository", {".gitignore": "build/\n"})
     scale = scale.rename(repository / "scale")
     (scale / "scale").rename(repository / "shared")
     (scale / "scale").symlink_to("../shared")
-    (repository / ".gitignore").write_text("build/\n")
     commit_all(repository)
     build(BuildRequest((scale,), variants=(CPU,), load=False), Toolchains(cache=new_cache("cache")))
     put(hub, scale, "org/scale")
