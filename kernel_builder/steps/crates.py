@@ -42,6 +42,7 @@ _INSTALL = (
     "`apt-get install cargo`)"
 )
 _TOOLCHAIN = token("rust")
+_LOCKED = r'name = "([\w-]+)"\nversion = "([\w.+-]+)"\nsource = "[^"]*"\nchecksum = "(\w+)"'  # a registry's crate
 # Arguments of `crate`: the toolchain, the manifest, the library's name, g++, the directory of cargo's cache or nothing,
 # and the directory of Python's programs, in which the build script of the crate `tvm-ffi` looks for one. The wrapper
 # `rustc` maps the step's directory out of the crates' paths; in RUSTFLAGS, it would change the names of symbols.
@@ -154,15 +155,17 @@ def files(project: Project, kernel: Kernel) -> list[str]:
 
 
 def _cached(project: Project, kernel: Kernel, home: Path) -> list[Path]:
-    """Return the parts of cargo's cache for the crates that Cargo.lock names: others may be private."""
-    patterns = {"registry/index"}
+    """Return the parts of cargo's cache for the crates whose contents Cargo.lock names: others may be private."""
+    found: set[Path] = set()
     for lock in (project.root / above / _LOCK for above in PurePosixPath(str(kernel.cargo_manifest)).parents):
         text = lock.read_text(errors="replace") if lock.is_file() else ""
-        for name, version in re.findall(r'name = "([\w-]+)"\nversion = "([\w.+-]+)"\nsource = "(?!git)', text):
-            patterns |= {f"registry/src/*/{name}-{version}", f"registry/cache/*/{name}-{version}.crate"}
-        for name in re.findall(r'\nsource = "git\+[^"?#]*?([\w.-]+?)(?:\.git)?/?[?#"]', text):
-            patterns |= {f"git/*/{of}-{'[0-9a-f]' * 16}" for of in (name, name.lower())}
-    return sorted(path for pattern in patterns for path in home.glob(pattern))
+        for name, version, checksum in re.findall(_LOCKED, text):
+            for crate in home.glob(f"registry/cache/*/{name}-{version}.crate"):
+                if hashlib.sha256(crate.read_bytes()).hexdigest() == checksum:
+                    registry = crate.parent.name
+                    parts = f"cache/{registry}/{crate.name}", f"src/{registry}/{crate.stem}", f"index/{registry}"
+                    found |= {home / "registry" / part for part in parts}
+    return sorted(path for path in found if path.exists())
 
 
 def _vendored(root: Path) -> Iterator[str]:

@@ -16,8 +16,7 @@ import pytest
 
 from kernel_builder import elf
 from tests.integration.build_command.conftest import Copy, NewCache, Run, run_python
-from tests.support.files import append, replace, write_files, write_program
-from tests.support.git import commit_all
+from tests.support.files import replace, write_files, write_program
 from tests.support.loopback import served
 from tests.support.places import SOURCES
 
@@ -111,11 +110,11 @@ def test_a_crate_that_cargo_refuses_is_an_error(
 def test_crates_come_from_cargos_cache(
     copy_project: Copy, kernel_builder: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`cargo fetch` filled it from a registry and from git; the build has no network, and sees no other crate."""
+    """`cargo fetch` filled it from a registry; the build has no network, and sees no other crate, also not by its name."""
     project, home = copy_project("rust-scale"), tmp_path / "cargo"
     vendored, index = project / "vendor" / "scale-rows", tmp_path / "site" / "sc" / "al" / "scale-rows"
     (vendored / ".cargo-checksum.json").unlink()
-    private = ["registry/src/host/private-1.0.0/lib.rs", "git/checkouts/rates-private-0123456789abcdef/lib.rs"]
+    private = ["registry/src/host/private-1.0.0/lib.rs", "registry/index/host/config.json", "git/db/private/FETCH_HEAD"]
     paths = ", ".join(f'"{home}/{path}"' for path in private)
     program = f"fn main() {{ for path in [{paths}] {{ std::fs::read(path).expect_err(path); }} }}\n"
     write_files(vendored, {"build.rs": program})
@@ -123,10 +122,6 @@ def test_crates_come_from_cargos_cache(
     with tarfile.open(tmp_path / "site" / "scale-rows.crate", "w:gz") as crate:
         crate.add(vendored, "scale-rows-1.0.0")
     shutil.rmtree(project / "vendor")
-    manifest = '[package]\nname = "rates"\nversion = "1.0.0"\n'
-    write_files(tmp_path / "rates.git", {"Cargo.toml": manifest, "src/lib.rs": ""})
-    commit_all(tmp_path / "rates.git")
-    append(project / "crate" / "Cargo.toml", f'rates = {{ git = "file://{tmp_path}/rates.git" }}\n')
     checksum = hashlib.sha256((tmp_path / "site" / "scale-rows.crate").read_bytes()).hexdigest()
     entry = {"name": "scale-rows", "vers": "1.0.0", "deps": [], "features": {}, "cksum": checksum, "yanked": False}
     index.write_text(json.dumps(entry))
@@ -138,7 +133,11 @@ def test_crates_come_from_cargos_cache(
         fetched = ["cargo", "fetch", "--manifest-path", project / "Cargo.toml"]
         # rustup finds its toolchains in the user's home.
         subprocess.run(fetched, cwd=project, env={**os.environ, "CARGO_HOME": str(home)}, check=True)
-    write_files(home, dict.fromkeys(private, ""))
+    write_files(home, dict.fromkeys([*private, "registry/cache/host/private-1.0.0.crate"], ""))
+    locked = (
+        f'[[package]]\nname = "private"\nversion = "1.0.0"\nsource = "registry+{address}"\nchecksum = "{checksum}"\n'
+    )
+    (project / "crate" / "Cargo.lock").write_text(locked)  # which cargo does not read: the workspace has another
     monkeypatch.setenv("CARGO_HOME", str(home))
     kernel_builder.build(project, "--no-load")
 

@@ -64,7 +64,7 @@ def test_jobs_that_run_code_of_a_pull_request_have_no_secret_and_only_read() -> 
         for step in job.get("steps", []):
             if step.get("uses", "").startswith("actions/checkout@"):
                 assert step["with"]["persist-credentials"] is False
-    assert jobs == 12  # test, device-code; twice a call and its selection, build, collection and tests
+    assert jobs == 13  # test, device-code, Debian 13; twice a call and its selection, build, collection and tests
 
 
 def test_no_workflow_runs_with_the_rights_of_the_repository_on_a_pull_request() -> None:
