@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-_SPREAD = 0.5  # of random values around the ones and zeros that they replace
+_SPREAD = 0.5  # of random values around the equal ones that they replace
+_SMALL = 0.1  # smaller values, such as the scale of a layer, are replaced by some around one, which no result hides
 
 
 class Placeholder(NamedTuple):
@@ -88,7 +89,7 @@ def synchronize(device: str) -> None:
 
 
 def randomize(model: torch.nn.Module, seed: int) -> list[list[float]]:
-    """Replace the values of all parameters that are ones or zeros; return the length and the old value of each.
+    """Replace the values of all parameters whose values are equal; return the length and the old value of each.
 
     Equal lengths and old values get equal new ones: a candidate's parameters may have other names, orders and shapes.
     """
@@ -96,10 +97,10 @@ def randomize(model: torch.nn.Module, seed: int) -> list[list[float]]:
     for parameter in model.parameters():
         values = parameter.detach()
         old = float(values.flatten()[0]) if values.numel() and values.is_floating_point() else math.nan
-        if old not in (0.0, 1.0) or not bool((values == old).all()):
+        if not math.isfinite(old) or not bool((values == old).all()):
             continue
         random = torch.Generator().manual_seed((seed + 2 * values.numel() + int(old)) % (1 << 63))
-        new = old + _SPREAD * (2 * torch.rand(values.numel(), generator=random) - 1)
+        new = (1.0 if 0 < abs(old) < _SMALL else old) + _SPREAD * (2 * torch.rand(values.numel(), generator=random) - 1)
         values.copy_(new.view(values.shape))
         replaced.append([float(values.numel()), old])
     return sorted(replaced)

@@ -51,7 +51,7 @@ class Reference:
     Args:
         dtype: The dtype of floating-point inputs and parameters; None for the file's own.
         lengths: Lengths of dimensions of the inputs -> the shorter ones to which they are cut.
-        random_parameters: Whether parameters of ones or zeros get other values.
+        random_parameters: Whether parameters of equal values get other ones.
 
     Attributes:
         randomized: The result of `randomize`; None without `random_parameters`.

@@ -106,18 +106,18 @@ class ResultChecks:
             self._check_parameters(number, other, seed, loaded)
 
     def _check_parameters(self, number: int, reference: Reference, seed: int, loaded: Any) -> None:
-        """Check the candidate with random values of the parameters that are ones or zeros."""
+        """Check the candidate with random values of the parameters whose values are equal."""
         replaced = reference.randomized or []
         known = has_form(loaded, [bool, (int, float), [[(int, float)]]])
         agrees, elements, own = loaded if known else (False, 0.0, [])
         lacks = not agrees and any(own.count(entry) < replaced.count(entry) for entry in replaced)
         if lacks and elements >= sum(length for length, _ in replaced):  # it may have them in another form
             self.suspicious.append(
-                "Parameters of ones or zeros were not replaced by random values, since its own have other names and "
+                "Parameters of equal values were not replaced by random values, since its own have other names and "
                 "shapes: it may ignore them."
             )
             return
-        name = "random parameters in place of ones and zeros"
+        name = "random parameters in place of equal ones"
         self._one_outside(number, reference, reference.arguments(seed), name)
 
     def _one_outside(self, number: int, reference: Reference, given: Arguments, name: str) -> None:
