@@ -110,7 +110,7 @@ def test_a_crate_that_cargo_refuses_is_an_error(
 def test_crates_come_from_cargos_cache(
     copy_project: Copy, kernel_builder: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`cargo fetch` filled it from a registry; the build has no network, and sees no other crate, also not by its name."""
+    """`cargo fetch` filled it from a registry; the build has no network, and sees no other crate by its name."""
     project, home = copy_project("rust-scale"), tmp_path / "cargo"
     vendored, index = project / "vendor" / "scale-rows", tmp_path / "site" / "sc" / "al" / "scale-rows"
     (vendored / ".cargo-checksum.json").unlink()
