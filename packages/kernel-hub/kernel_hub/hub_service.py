@@ -29,6 +29,7 @@ from kernel_hub.storage.large_files import IncomingFile, LargeFiles
 from kernel_hub.tokens import AnyToken, Caller, TokenFile
 
 SIGNATURE_SECONDS = 3600
+_PORTION = 100  # of files that are stored while other uploads wait
 UNREADABLE = (pygit2.GitError, KeyError, ValueError, OSError)  # errors of a damaged repository
 
 
@@ -146,13 +147,17 @@ class Hub:
 
     def keep(self, repository: GitRepository, incoming: Sequence[IncomingFile]) -> None:
         """Store sealed uploads as large files of a repository, durably, if it still exists."""
-        with self.large_files.locked():
-            if not repository.path.is_dir():
-                raise no_repository(repository.repo_id)
-            new = {file.sha256: file.size for file in incoming if file.sha256 not in repository.owned}
-            self.index.grow(repository.repo_id, sum(occupied(size) + BLOCK for size in new.values()))
-            repository.owned.add(file.sha256 for file in incoming)  # first: no quota counts a file without an owner
-            self.large_files.adopt(incoming)
+        for start in range(0, len(incoming), _PORTION):
+            portion = incoming[start : start + _PORTION]
+            with self.large_files.locked():
+                if not repository.path.is_dir():
+                    raise no_repository(repository.repo_id)
+                new = {file.sha256: file.size for file in portion if file.sha256 not in repository.owned}
+                self.index.grow(repository.repo_id, sum(occupied(size) + BLOCK for size in new.values()))
+                repository.owned.add(file.sha256 for file in portion)  # first: no quota counts a file without an owner
+                self.large_files.adopt(portion)
+        for root in (self.repositories.root, self.root / "large"):
+            sync_filesystem(root)
 
     # Clients send large files to signed addresses, without their token.
 

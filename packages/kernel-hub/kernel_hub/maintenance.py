@@ -77,9 +77,10 @@ def _measure(hub: Hub, repo_id: str) -> None:
 def _damaged(hub: Hub, repair: bool) -> Iterator[Defect]:
     for sha256 in list(hub.large_files):
         with suppress(FileNotFoundError):
+            stamp = hub.large_files.stamp(sha256)
             if (actual := file_digest(hub.large_files.path(sha256))) != sha256:
                 if repair:
-                    hub.large_files.remove(sha256)
+                    hub.large_files.remove(sha256, stamp)
                 problem = f"its content changed on the disk: its SHA-256 is {actual}. It is no longer served"
                 yield Defect(f"large file {sha256}", f"{problem}; publish it again", False)
 
@@ -169,22 +170,20 @@ def collect(hub: Hub, *, unused_seconds: float, dry_run: bool = False) -> Iterat
         yield from _unowned_large_files(hub, referenced, released, dry_run)
 
 
-def _unowned_large_files(hub: Hub, referenced: set[str], released: Collection[Path], dry_run: bool) -> list[Freed]:
-    """Remove the large files that no repository owns or refers to. No upload can finish meanwhile.
+def _unowned_large_files(hub: Hub, referenced: set[str], released: Collection[Path], dry_run: bool) -> Iterator[Freed]:
+    """Remove the large files that no repository owns or refers to.
 
     An upload may have created a released marker again.
     """
-    freed = []
-    with hub.large_files.locked():
+    stamps = {sha256: hub.large_files.stamp(sha256) for sha256 in list(hub.large_files)}
+    with hub.repositories.unmoved():
         markers = hub.repositories.root.glob("*/*.git/large/*")
         wanted = referenced | {path.name for path in markers if not (dry_run and path in released)}
-        for sha256 in list(hub.large_files):
-            if sha256 not in wanted:
-                size = hub.large_files.size(sha256) or 0
-                if not dry_run:
-                    hub.large_files.remove(sha256)
-                freed.append(Freed(f"large file {sha256}", "no repository owns it", size))
-    return freed
+    for sha256, stamp in stamps.items():
+        if sha256 not in wanted and stamp:
+            if not dry_run:
+                hub.large_files.remove(sha256, stamp)
+            yield Freed(f"large file {sha256}", "no repository owns it", stamp[2])
 
 
 def _pack(repository: GitRepository, before: float, dry_run: bool) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,8 +24,10 @@ from kernel_hub.git.repository import GitRepository
 from kernel_hub.http.turns import current_request
 from kernel_hub.hub_service import Hub
 from kernel_hub.repositories.index import IndexedRepository
+from kernel_hub.repositories.store import RepositoryStore
 from kernel_hub.settings import Settings
 from kernel_hub.storage.disk import LOCK_SECONDS, repository_lock
+from kernel_hub.storage.large_files import LargeFiles
 from kernel_hub.tokens import Caller
 from tests.support.running_hub import RunningHub
 
@@ -142,3 +146,40 @@ def test_no_caller_waits_while_the_repository_of_another_is_read(tmp_path: Path)
     hub.index._read = read
     hub.index.refresh("foreign/one")
     assert before is not None and hub.index.find("foreign/one") == replace(before, bytes=before.bytes + 5)
+
+
+def test_no_upload_waits_while_the_files_of_all_repositories_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub(Settings(tmp_path))
+    for repo_id in ("a/one", "a/two", "b/three", "foreign/one"):
+        hub.repositories.create(repo_id, private=False, author="a")
+
+    def store(repo_id: str, *contents: bytes) -> str:
+        with ExitStack() as staged:
+            files = [staged.enter_context(hub.large_files.receive()) for _ in contents]
+            for file, content in zip(files, contents, strict=True):
+                file.write(content)
+                file.seal()
+            hub.keep(hub.repositories.open(repo_id), files)
+            return files[0].sha256
+
+    shared, late, alone = (store("foreign/one", content) for content in (b"x", b"y", b"z"))
+    store("b/three", b"x")
+    repo_ids, adopt = RepositoryStore.__iter__, LargeFiles.adopt
+
+    def listed(store_of_all: RepositoryStore) -> Iterator[str]:
+        for number, repo_id in enumerate(repo_ids(store_of_all)):
+            if number == 0:  # another request, while the owners are searched
+                with ThreadPoolExecutor(1) as other:
+                    other.submit(store, "a/one", b"y").result(10)
+            yield repo_id
+
+    monkeypatch.setattr(RepositoryStore, "__iter__", listed)
+    monkeypatch.setattr("kernel_hub.storage.disk.LOCK_SECONDS", 2)
+    hub.repositories.delete("foreign/one")
+    assert [hub.large_files.size(sha256) for sha256 in (shared, late, alone)] == [1, 1, None]
+    portions = []
+    monkeypatch.setattr(LargeFiles, "adopt", lambda *args: adopt(*args) or portions.append(len(args[1])))
+    store("a/two", *(b"%d" % number for number in range(250)))
+    assert max(portions) < 200 and sum(portions) == 250, "all other uploads wait"
