@@ -20,9 +20,11 @@ from raw_requests import TOKEN, ask, commit_body, until
 
 from kernel_hub import tokens
 from kernel_hub.app import create_app
+from kernel_hub.git.objects import FileChange
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.http.turns import current_request
 from kernel_hub.hub_service import Hub
+from kernel_hub.refusals import Refusal
 from kernel_hub.repositories.index import IndexedRepository
 from kernel_hub.repositories.store import RepositoryStore
 from kernel_hub.settings import Settings
@@ -183,3 +185,26 @@ def test_no_upload_waits_while_the_files_of_all_repositories_are_listed(
     monkeypatch.setattr(LargeFiles, "adopt", lambda *args: adopt(*args) or portions.append(len(args[1])))
     store("a/two", *(b"%d" % number for number in range(250)))
     assert max(portions) < 200 and sum(portions) == 250, "all other uploads wait"
+
+
+def test_many_small_folders_are_not_read_in_one_request(tmp_path: Path) -> None:
+    hub = Hub(Settings(tmp_path))
+    hub.repositories.create("a/one", private=False, author="a")
+
+    def write(base: str, text: bytes, **options: bool) -> str:
+        repository = hub.repositories.open("a/one")
+        blob = repository.commits.write_blob(text)
+        changes = [FileChange(f"{base}{number}/{base}{number}", blob) for number in range(1500)]
+        return repository.commits.create("main", changes, title="t", description="", author="a", **options)[0]
+
+    paths = [f"{base}{number}/{base}{number}" for base in "ab" for number in range(1500)]
+    for base in "ab":
+        head = write(base, b"x")
+    assert len(hub.repositories.open("a/one").revisions.find_all(head, paths[:1900])) == 1900
+    with pytest.raises(Refusal, match="more than 2048 folders"):
+        hub.repositories.open("a/one").revisions.find_all(head, paths)
+    reviewed = write("a", b"y", pull_request=True)  # which still can be merged
+    assert hub.repositories.open("a/one").commits.merge(1, reviewed, "a", lambda _: None) == reviewed
+    reviewed = write("a", b"z", pull_request=True)
+    write("b", b"z")
+    hub.repositories.open("a/one").commits.merge(2, reviewed, "a", lambda _: None)
