@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pygit2
@@ -24,7 +25,7 @@ from kernel_hub.repositories.index import Allowances, IndexedRepository, Reposit
 from kernel_hub.repositories.reader import read_repository, stored_bytes
 from kernel_hub.repositories.store import RepositoryStore
 from kernel_hub.settings import Settings
-from kernel_hub.storage.disk import BLOCK, occupied, private_directory, sync_filesystem
+from kernel_hub.storage.disk import BLOCK, check_caller, occupied, private_directory, sync_filesystem
 from kernel_hub.storage.large_files import IncomingFile, LargeFiles
 from kernel_hub.tokens import AnyToken, Caller, TokenFile
 
@@ -117,7 +118,7 @@ class Hub:
     def to_propose(self, repo_id: str, caller: Caller) -> GitRepository:
         """Open a repository for which this caller may open a pull request: any that a token lets it see."""
         repository = self.to_read(repo_id, caller)
-        self._must_be_writable()
+        self._must_be_writable(caller)
         if not caller.name:
             raise no_token(f"a pull request for {repo_id} needs a token: pass token=… or set HF_TOKEN")
         return repository
@@ -134,16 +135,17 @@ class Hub:
 
     def must_write(self, repo_id: str, caller: Caller) -> None:
         """Raise a refusal unless this caller may publish in the repository, which need not exist."""
-        self._must_be_writable()
+        self._must_be_writable(caller)
         if not caller.name:
             raise no_token(f"writing to {repo_id} needs a token: pass token=… or set HF_TOKEN")
         if not caller.may_write(repo_id):
             denied = "may only read" if caller.may_see(repo_id) else "has no write scope for"
             raise forbidden(f"the token {caller.name!r} {denied} {repo_id}")
 
-    def _must_be_writable(self) -> None:
+    def _must_be_writable(self, caller: Caller) -> None:
         if self.settings.read_only:
             raise Refusal(403, "this Hub is read-only", code="ReadOnly")
+        check_caller.set(partial(self.tokens.caller_by_key, caller.key))
 
     def keep(self, repository: GitRepository, incoming: Sequence[IncomingFile]) -> None:
         """Store sealed uploads as large files of a repository, durably, if it still exists."""

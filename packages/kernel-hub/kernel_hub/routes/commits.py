@@ -153,8 +153,7 @@ async def commit(
         def write() -> tuple[str, str]:
             body.end()
             title, description, parent = _described(upload.header)
-            still = hub.tokens.caller_by_key(caller.key)  # raises a refusal if the token was removed meanwhile
-            again = hub.to_commit(repo_id, still, revision, create_pr=create_pr)
+            again = hub.to_commit(repo_id, caller, revision, create_pr=create_pr)
             again.refs.new.use(upload.directory)
             return again.commits.create(
                 revision,

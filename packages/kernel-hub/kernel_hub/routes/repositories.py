@@ -99,9 +99,10 @@ def change_settings(repo_id: RepoId, body: RepositorySettings, hub: TheHub, call
     if body.is_private is None:
         raise bad_request("expected 'private' or 'visibility'")
     repository = hub.to_write(repo_id, caller)
-    if body.is_private:
-        hub.index.hide(repo_id)  # first: the index may not show the name of a private repository
-    repository.set_private(body.is_private)
+    with hub.index.changing(repo_id):
+        if body.is_private:
+            hub.index.hide(repo_id)  # first: the index may not show the name of a private repository
+        repository.set_private(body.is_private)
     return {"private": body.is_private}
 
 
