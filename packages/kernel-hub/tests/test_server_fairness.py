@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pygit2
@@ -17,6 +18,7 @@ import pytest
 import requests
 from huggingface_hub import HfApi
 from raw_requests import TOKEN, ask, commit_body, until
+from starlette.testclient import TestClient
 
 from kernel_hub import tokens
 from kernel_hub.app import create_app
@@ -208,3 +210,25 @@ def test_many_small_folders_are_not_read_in_one_request(tmp_path: Path) -> None:
     reviewed = write("a", b"z", pull_request=True)
     write("b", b"z")
     hub.repositories.open("a/one").commits.merge(2, reviewed, "a", lambda _: None)
+
+
+def test_a_repository_that_is_read_while_it_is_made_private_is_not_listed(tmp_path: Path) -> None:
+    app = create_app(Settings(tmp_path))
+    hub = app.state.hub
+    hub.repositories.create("a/one", private=False, author="a")
+    hub.index.hide("a/one")  # as an earlier request
+    reads, indexed = list[bool](), hub.index._read
+
+    def read(*args: Any) -> IndexedRepository | None:
+        row = indexed(*args)
+        reads.append(row.private)
+        if reads == [False]:  # a server that starts reads it for long
+            with ThreadPoolExecutor(1) as other:
+                client, body = TestClient(app, base_url="http://localhost"), {"private": True}
+                answer = other.submit(client.put, "/api/kernels/a/one/settings", json=body, headers=TOKEN).result(10)
+                assert answer.status_code == 200
+        return row
+
+    hub.index._read = read
+    hub.index.refresh("a/one", measure=True)
+    assert not hub.index.is_public("a/one")

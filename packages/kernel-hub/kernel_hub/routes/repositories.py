@@ -99,7 +99,7 @@ def change_settings(repo_id: RepoId, body: RepositorySettings, hub: TheHub, call
     if body.is_private is None:
         raise bad_request("expected 'private' or 'visibility'")
     repository = hub.to_write(repo_id, caller)
-    with hub.index.changing(repo_id):
+    with repository.refs.locked():
         if body.is_private:
             hub.index.hide(repo_id)  # first: the index may not show the name of a private repository
         repository.set_private(body.is_private)
