@@ -177,9 +177,8 @@ class Hub:
         """
         expected = self._signed(action, repo_id, names.sha256(sha256), size, expires, by).rpartition("=")[2]
         if not hmac.compare_digest(expected.encode(), signature.encode()) or expires < time.time():
-            raise Refusal(
-                403, "this Hub did not sign this address, or it has expired; request a new one", code="BadSignature"
-            )
+            message = "this Hub did not sign this address, or it has expired; request a new one"
+            raise Refusal(403, message, code="BadSignature")
         return self.tokens.caller_by_key(by)
 
     def _signed(self, action: str, repo_id: str, sha256: str, size: int, expires: int, by: str) -> str:

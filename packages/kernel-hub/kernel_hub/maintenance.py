@@ -20,7 +20,7 @@ from kernel_hub.git.command import run_git
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.hub_service import UNREADABLE, Hub
 from kernel_hub.refusals import Refusal
-from kernel_hub.repositories.reader import object_bytes
+from kernel_hub.repositories.reader import file_sizes
 from kernel_hub.storage.disk import repository_lock
 
 LEFT_OVER_SECONDS = 600.0
@@ -195,8 +195,8 @@ def _pack(repository: GitRepository, before: float, dry_run: bool) -> int:
         listed = git("prune", "--dry-run", f"--expire={expire}").stdout.split()
         loose = [path / "objects" / oid[:2] / oid[2:] for oid in listed if len(oid) == 40]
         return sum(file.stat().st_size for file in loose if file.is_file())
-    size = object_bytes(path)
+    size = sum(file_sizes(path / "objects"))
     git("-c", "gc.cruftPacks=false", "gc", "--quiet", "--no-prune")
     with suppress(Refusal), repository_lock(path, repository.repo_id):  # else a commit could be pruned before its ref
         git("prune", f"--expire={expire}")
-    return size - object_bytes(path)
+    return size - sum(file_sizes(path / "objects"))

@@ -160,9 +160,8 @@ class GitCommits:
             )
             paths = sorted(path for path in ours.keys() & theirs if ours[path] != theirs[path])
             if paths:
-                raise conflict(
-                    f"{', '.join(paths[:5])} changed on {request.base} as well: commit to refs/pr/{number} again"
-                )
+                advice = f"commit to refs/pr/{number} again"
+                raise conflict(f"{', '.join(paths[:5])} changed on {request.base} as well: {advice}")
             new = [(path, blob) for path, blob in theirs.items() if path not in ours]
             folders: set[str] = set()
             claim(BLOCK * sum(add_folders(folders, path) for path, _ in new))

@@ -50,9 +50,7 @@ class RepositoryStore:
 
     def __iter__(self) -> Iterator[str]:
         """The ids of all repositories, sorted."""
-        for path in sorted(self.root.glob("*/*.git")):
-            if not path.name.startswith(".") and not path.parent.name.startswith("."):
-                yield f"{path.parent.name}/{path.stem}"
+        return (f"{path.parent.name}/{path.stem}" for path in sorted(self.root.glob("[!.]*/[!.]*.git")))
 
     @contextmanager
     def _naming(self, repo_id: str, besides: str = "") -> Iterator[None]:

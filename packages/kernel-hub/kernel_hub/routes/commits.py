@@ -294,7 +294,6 @@ class _Upload:
         sha256 = names.sha256(oid)
         stored = self._hub.large_files.size(sha256) if sha256 in self._repository.owned else None
         if stored is None or (size is not None and size != stored):
-            raise bad_request(
-                f"{path}: the large file {sha256} was not uploaded to {self._repository.repo_id}; upload it first"
-            )
+            missing = f"the large file {sha256} was not uploaded to {self._repository.repo_id}"
+            raise bad_request(f"{path}: {missing}; upload it first")
         return LargeFile(sha256, stored)

@@ -135,9 +135,8 @@ def list_kernels(
 ) -> JSONResponse:
     """List the kernels that the caller may see; the header `Link` has the address of the next page."""
     kernels = hub.index.page(caller.seen(), search=search, organization=author, after=cursor, count=limit + 1)
-    answer = JSONResponse(
-        [_info(item.repo_id, item.commit, item.modified, bool(item.private)) for item in kernels[:limit]]
-    )
+    found = [_info(item.repo_id, item.commit, item.modified, bool(item.private)) for item in kernels[:limit]]
+    answer = JSONResponse(found)
     if len(kernels) > limit:
         next_page(request, answer, cursor=kernels[limit - 1].repo_id)
     return answer
