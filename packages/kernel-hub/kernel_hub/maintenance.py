@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -166,24 +166,16 @@ def collect(hub: Hub, *, unused_seconds: float, dry_run: bool = False) -> Iterat
             yield Freed(f"{repo_id}: git objects", "no branch, tag or pull request has them", size)
         if not dry_run:
             _measure(hub, repo_id)
-    with suppress(Refusal):  # the store's lock is not free; the next run tries again
-        yield from _unowned_large_files(hub, referenced, released, dry_run)
-
-
-def _unowned_large_files(hub: Hub, referenced: set[str], released: Collection[Path], dry_run: bool) -> Iterator[Freed]:
-    """Remove the large files that no repository owns or refers to.
-
-    An upload may have created a released marker again.
-    """
     stamps = {sha256: hub.large_files.stamp(sha256) for sha256 in list(hub.large_files)}
-    with hub.repositories.unmoved():
-        markers = hub.repositories.root.glob("*/*.git/large/*")
-        wanted = referenced | {path.name for path in markers if not (dry_run and path in released)}
-    for sha256, stamp in stamps.items():
-        if sha256 not in wanted and stamp:
-            if not dry_run:
-                hub.large_files.remove(sha256, stamp)
-            yield Freed(f"large file {sha256}", "no repository owns it", stamp[2])
+    with suppress(Refusal):  # a lock is not free; the next run tries again
+        with hub.repositories.unmoved():
+            present = hub.repositories.root.glob("*/*.git/large/*")  # an upload may have created a released one again
+            wanted = referenced | {path.name for path in present if not (dry_run and path in released)}
+        for sha256, stamp in stamps.items():
+            if stamp and sha256 not in wanted:
+                if not dry_run:
+                    hub.large_files.remove(sha256, stamp)
+                yield Freed(f"large file {sha256}", "no repository owns it", stamp[2])
 
 
 def _pack(repository: GitRepository, before: float, dry_run: bool) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal
 from kernel_hub.repositories.index import IndexedRepository
 from kernel_hub.repositories.store import RepositoryStore
+from kernel_hub.routes import git
 from kernel_hub.settings import Settings
 from kernel_hub.storage.disk import LOCK_SECONDS, repository_lock
 from kernel_hub.storage.large_files import LargeFiles
@@ -232,3 +234,34 @@ def test_a_repository_that_is_read_while_it_is_made_private_is_not_listed(tmp_pa
     hub.index._read = read
     hub.index.refresh("a/one", measure=True)
     assert not hub.index.is_public("a/one")
+
+
+def test_a_caller_with_more_clones_than_its_part_ends_when_others_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = create_app(Settings(tmp_path))
+    app.state.hub.repositories.create("a/one", private=False, author="a")
+    large = pygit2.Repository(str(tmp_path / "repositories/a/one.git")).create_blob(os.urandom(9_000_000))
+    body = f"0011command=fetch00010032want {large}\n0009done\n0000".encode()
+    headers = {"content-type": "application/x-git-upload-pack-request", "git-protocol": "version=2"}
+    monkeypatch.setattr(git, "SHARED_SECONDS", 1)
+    monkeypatch.setattr(git, "SLOWEST", 1)
+
+    async def clone(address: str, seconds: float) -> None:
+        async def read(data: bytes) -> None:
+            await anyio.sleep(seconds if len(data) > 10_000 else 0)
+
+        await ask(app, "/kernels/a/one/git-upload-pack", address=address, body=body, headers=headers, read=read)
+
+    async def clone_often() -> None:
+        async with anyio.create_task_group() as tasks:
+            for number in range(8):  # of four addresses, for as long as they like
+                tasks.start_soon(clone, f"192.0.2.{number // 2 + 2}", 0.5)
+            while app.state.turns["clone"].places[False].available_tokens:
+                await anyio.sleep(0.01)
+            with anyio.fail_after(20):
+                await clone("192.0.2.1", 0)
+            assert app.state.turns["clone"].places[False].borrowed_tokens >= 6  # equal parts go on
+            tasks.cancel_scope.cancel()
+
+    anyio.run(clone_often)
