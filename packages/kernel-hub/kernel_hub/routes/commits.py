@@ -63,7 +63,7 @@ def _uploads_by_lfs(request: Request) -> bool:
     """Return whether the client uploads large files by LFS.
 
     `huggingface_hub` 2 uploads them only by Xet, which this Hub does not have, unless HF_HUB_DISABLE_XET is set. So it
-    is asked to send them in the commit. The builder sets HF_HUB_DISABLE_XET for a Hub without Xet.
+    is asked to send them in the commit. The builder sets HF_HUB_DISABLE_XET for all Hubs but the public one.
     """
     agent = request.headers.get("user-agent", "")
     version = re.search(r"\bhf_hub/(\d+)", agent)
