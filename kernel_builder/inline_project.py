@@ -113,7 +113,7 @@ def _files_for_authors(source: str, functions: Sequence[str], values: dict[str, 
 
 def _signature(source: str, function: str) -> tuple[str, list[str]]:
     """Return the type of a function's result and of its arguments, without `const` and `&`."""
-    found = re.search(rf"([\w:]+(?:<[\w:<>, ]*>)?)\s+{function}\s*\(([^()]*)\)\s*{{", source)
+    found = re.search(rf"(?<![\w:])([\w:]+(?:<[\w:<>, ]*>)?)\s+{function}\s*\(([^()]*)\)\s*{{", source)
     if not found:
         return "", []
     declared = [re.sub(r"\bconst\b|&|=.*", " ", each).split() for each in split_list(found[2])]

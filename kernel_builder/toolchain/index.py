@@ -38,6 +38,7 @@ from kernel_sandbox.programs import python_module, run_program
 _TIMEOUT = (10.0, 60.0)  # seconds to connect, and between two reads
 _LARGEST = 1 << 30  # bytes of a source distribution
 _MOST_FILES = 100_000  # of a project
+_ADDRESS_BYTES = 64 << 20  # of all of them: a page may have a long `base`
 _CHUNK = 1 << 15  # bytes between two progress reports; a broken connection loses at most one chunk
 
 
@@ -248,8 +249,8 @@ def _files(page: requests.Response, project: str) -> list[DistributionPackage]:
     except Exception as error:  # parsers raise any exception at hostile text
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise FetchError(f"is not a package index: {reason}", where=page.url, hint=_OTHER_INDEX) from error
-    if len(packages) > _MOST_FILES:
-        raise FetchError(f"lists more than {_MOST_FILES} files", where=page.url, hint=_OTHER_INDEX)
+    if len(packages) > _MOST_FILES or sum(len(package.url) for package in packages) > _ADDRESS_BYTES:
+        raise FetchError(f"lists more than {_MOST_FILES} files or long addresses", where=page.url, hint=_OTHER_INDEX)
     return packages
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import importlib.util
 import io
 import struct
 import tarfile
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
@@ -25,7 +27,7 @@ from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_builder.toolchain import archives
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.lock import PinnedFile
-from kernel_format.errors import KernelBuilderError, PackageError, VerificationError
+from kernel_format.errors import HubError, KernelBuilderError, PackageError, VerificationError
 from kernel_format.untrusted_paths import UnsafePath, checked_path, checked_tree
 from tests.support.files import write_files
 from tests.support.git import commit_all, git
@@ -124,6 +126,11 @@ def test_a_hub_that_sends_more_than_it_lists_is_cut_off(
     answer(HostileHub({"a": b"xx"}, [("a", b"x"), ("b", b"xxx")]))
     with pytest.raises(VerificationError, match="a: does not match"):
         repository().download_into(tmp_path, COMMIT, repository().files(COMMIT))
+    failed = OSError("Consistency check failed: file should be of size 1 but has size 2")  # of the client
+    monkeypatch.setattr(HostileHub, "hf_hub_download", Mock(side_effect=failed))
+    answer(HostileHub({}, []))
+    with pytest.raises(VerificationError, match="sends more or fewer"):
+        repository().download_into(tmp_path, COMMIT, listed)
 
 
 @pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit", "none"])
@@ -167,6 +174,34 @@ def test_headers_of_a_hub_name_no_file_elsewhere(
     assert not list((tmp_path / "home").iterdir())
     written = [path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == b"hostile"]
     assert bool(written) == (header == "none")
+
+
+def test_a_hub_sends_the_client_to_no_other_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client for Xet has no limits of time and memory."""
+    assert importlib.util.find_spec("hf_xet")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", False)
+    asked = []
+
+    class XetHeaders(QuietHandler):
+        """Sends clients to the address of a server for Xet."""
+
+        def do_HEAD(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            link = f'<http://{self.headers["Host"]}/xet>; rel="xet-auth"'
+            sent = {"Content-Length": "1", "ETag": '"0"', "X-Repo-Commit": COMMIT, "X-Xet-Hash": "b" * 64, "Link": link}
+            for name, value in sent.items():
+                self.send_header(name, value)
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.do_HEAD()
+            self.wfile.write(b"x")
+
+    with served(XetHeaders) as url, suppress(HubError):
+        repository = RemoteRepository(REPOSITORY, endpoint=url, token="any")
+        repository.download_into(tmp_path, COMMIT, {"a": remote_repository.RemoteFile(1, "0", None)})
+    assert asked and "/xet" not in asked
 
 
 @SETTINGS

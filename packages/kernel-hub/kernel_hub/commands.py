@@ -90,9 +90,8 @@ def serve(
 
 def _open_hub(root: Path) -> Hub:
     if not (root / "repositories").is_dir():
-        raise ConfigError(
-            "this directory is not a Hub", where=str(root), hint="`kernel-hub serve --root ROOT` creates a Hub"
-        )
+        hint = "`kernel-hub serve --root ROOT` creates a Hub"
+        raise ConfigError("this directory is not a Hub", where=str(root), hint=hint)
     return Hub(Settings(root.resolve()))
 
 

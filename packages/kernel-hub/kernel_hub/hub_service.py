@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pygit2
@@ -24,11 +25,12 @@ from kernel_hub.repositories.index import Allowances, IndexedRepository, Reposit
 from kernel_hub.repositories.reader import read_repository, stored_bytes
 from kernel_hub.repositories.store import RepositoryStore
 from kernel_hub.settings import Settings
-from kernel_hub.storage.disk import BLOCK, occupied, private_directory, sync_filesystem
+from kernel_hub.storage.disk import BLOCK, check_caller, occupied, private_directory, sync_filesystem
 from kernel_hub.storage.large_files import IncomingFile, LargeFiles
 from kernel_hub.tokens import AnyToken, Caller, TokenFile
 
 SIGNATURE_SECONDS = 3600
+_PORTION = 100  # of files that are stored while other uploads wait
 UNREADABLE = (pygit2.GitError, KeyError, ValueError, OSError)  # errors of a damaged repository
 
 
@@ -116,7 +118,7 @@ class Hub:
     def to_propose(self, repo_id: str, caller: Caller) -> GitRepository:
         """Open a repository for which this caller may open a pull request: any that a token lets it see."""
         repository = self.to_read(repo_id, caller)
-        self._must_be_writable()
+        self._must_be_writable(caller)
         if not caller.name:
             raise no_token(f"a pull request for {repo_id} needs a token: pass token=… or set HF_TOKEN")
         return repository
@@ -133,26 +135,31 @@ class Hub:
 
     def must_write(self, repo_id: str, caller: Caller) -> None:
         """Raise a refusal unless this caller may publish in the repository, which need not exist."""
-        self._must_be_writable()
+        self._must_be_writable(caller)
         if not caller.name:
             raise no_token(f"writing to {repo_id} needs a token: pass token=… or set HF_TOKEN")
         if not caller.may_write(repo_id):
             denied = "may only read" if caller.may_see(repo_id) else "has no write scope for"
             raise forbidden(f"the token {caller.name!r} {denied} {repo_id}")
 
-    def _must_be_writable(self) -> None:
+    def _must_be_writable(self, caller: Caller) -> None:
         if self.settings.read_only:
             raise Refusal(403, "this Hub is read-only", code="ReadOnly")
+        check_caller.set(partial(self.tokens.caller_by_key, caller.key))
 
     def keep(self, repository: GitRepository, incoming: Sequence[IncomingFile]) -> None:
         """Store sealed uploads as large files of a repository, durably, if it still exists."""
-        with self.large_files.locked():
-            if not repository.path.is_dir():
-                raise no_repository(repository.repo_id)
-            new = {file.sha256: file.size for file in incoming if file.sha256 not in repository.owned}
-            self.index.grow(repository.repo_id, sum(occupied(size) + BLOCK for size in new.values()))
-            repository.owned.add(file.sha256 for file in incoming)  # first: no quota counts a file without an owner
-            self.large_files.adopt(incoming)
+        for start in range(0, len(incoming), _PORTION):
+            portion = incoming[start : start + _PORTION]
+            with self.large_files.locked():
+                if not repository.path.is_dir():
+                    raise no_repository(repository.repo_id)
+                new = {file.sha256: file.size for file in portion if file.sha256 not in repository.owned}
+                self.index.grow(repository.repo_id, sum(occupied(size) + BLOCK for size in new.values()))
+                repository.owned.add(file.sha256 for file in portion)  # first: no quota counts a file without an owner
+                self.large_files.adopt(portion)
+        for root in (self.repositories.root, self.root / "large"):
+            sync_filesystem(root)
 
     # Clients send large files to signed addresses, without their token.
 
@@ -170,9 +177,8 @@ class Hub:
         """
         expected = self._signed(action, repo_id, names.sha256(sha256), size, expires, by).rpartition("=")[2]
         if not hmac.compare_digest(expected.encode(), signature.encode()) or expires < time.time():
-            raise Refusal(
-                403, "this Hub did not sign this address, or it has expired; request a new one", code="BadSignature"
-            )
+            message = "this Hub did not sign this address, or it has expired; request a new one"
+            raise Refusal(403, message, code="BadSignature")
         return self.tokens.caller_by_key(by)
 
     def _signed(self, action: str, repo_id: str, sha256: str, size: int, expires: int, by: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ from kernel_hub.git.command import run_git
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.hub_service import UNREADABLE, Hub
 from kernel_hub.refusals import Refusal
-from kernel_hub.repositories.reader import object_bytes
+from kernel_hub.repositories.reader import file_sizes
 from kernel_hub.storage.disk import repository_lock
 
 LEFT_OVER_SECONDS = 600.0
@@ -77,9 +77,10 @@ def _measure(hub: Hub, repo_id: str) -> None:
 def _damaged(hub: Hub, repair: bool) -> Iterator[Defect]:
     for sha256 in list(hub.large_files):
         with suppress(FileNotFoundError):
+            stamp = hub.large_files.stamp(sha256)
             if (actual := file_digest(hub.large_files.path(sha256))) != sha256:
                 if repair:
-                    hub.large_files.remove(sha256)
+                    hub.large_files.remove(sha256, stamp)
                 problem = f"its content changed on the disk: its SHA-256 is {actual}. It is no longer served"
                 yield Defect(f"large file {sha256}", f"{problem}; publish it again", False)
 
@@ -165,26 +166,16 @@ def collect(hub: Hub, *, unused_seconds: float, dry_run: bool = False) -> Iterat
             yield Freed(f"{repo_id}: git objects", "no branch, tag or pull request has them", size)
         if not dry_run:
             _measure(hub, repo_id)
-    with suppress(Refusal):  # the store's lock is not free; the next run tries again
-        yield from _unowned_large_files(hub, referenced, released, dry_run)
-
-
-def _unowned_large_files(hub: Hub, referenced: set[str], released: Collection[Path], dry_run: bool) -> list[Freed]:
-    """Remove the large files that no repository owns or refers to. No upload can finish meanwhile.
-
-    An upload may have created a released marker again.
-    """
-    freed = []
-    with hub.large_files.locked():
-        markers = hub.repositories.root.glob("*/*.git/large/*")
-        wanted = referenced | {path.name for path in markers if not (dry_run and path in released)}
-        for sha256 in list(hub.large_files):
-            if sha256 not in wanted:
-                size = hub.large_files.size(sha256) or 0
+    stamps = {sha256: hub.large_files.stamp(sha256) for sha256 in list(hub.large_files)}
+    with suppress(Refusal):  # a lock is not free; the next run tries again
+        with hub.repositories.unmoved():
+            present = hub.repositories.root.glob("*/*.git/large/*")  # an upload may have created a released one again
+            wanted = referenced | {path.name for path in present if not (dry_run and path in released)}
+        for sha256, stamp in stamps.items():
+            if stamp and sha256 not in wanted:
                 if not dry_run:
-                    hub.large_files.remove(sha256)
-                freed.append(Freed(f"large file {sha256}", "no repository owns it", size))
-    return freed
+                    hub.large_files.remove(sha256, stamp)
+                yield Freed(f"large file {sha256}", "no repository owns it", stamp[2])
 
 
 def _pack(repository: GitRepository, before: float, dry_run: bool) -> int:
@@ -196,8 +187,8 @@ def _pack(repository: GitRepository, before: float, dry_run: bool) -> int:
         listed = git("prune", "--dry-run", f"--expire={expire}").stdout.split()
         loose = [path / "objects" / oid[:2] / oid[2:] for oid in listed if len(oid) == 40]
         return sum(file.stat().st_size for file in loose if file.is_file())
-    size = object_bytes(path)
+    size = sum(file_sizes(path / "objects"))
     git("-c", "gc.cruftPacks=false", "gc", "--quiet", "--no-prune")
     with suppress(Refusal), repository_lock(path, repository.repo_id):  # else a commit could be pruned before its ref
         git("prune", f"--expire={expire}")
-    return size - object_bytes(path)
+    return size - sum(file_sizes(path / "objects"))

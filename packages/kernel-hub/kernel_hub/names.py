@@ -20,9 +20,8 @@ def repo_id(organization: str, name: str) -> str:
     """Return `organization/name` if the Hub allows both names."""
     for kind, part in (("organization", organization), ("repository name", name)):
         if not _PART.fullmatch(part) or ".." in part or "--" in part:
-            raise bad_request(
-                f"{kind} {part[:100]!r} is not allowed: letters, digits, '_', and '.' or '-' inside, at most 96 of them"
-            )
+            allowed = "letters, digits, '_', and '.' or '-' inside, at most 96 of them"
+            raise bad_request(f"{kind} {part[:100]!r} is not allowed: {allowed}")
         if part.lower().endswith((".git", ".lock")):
             raise bad_request(f"{kind} {part!r} may not end in .git or .lock")
     return f"{organization}/{name}"

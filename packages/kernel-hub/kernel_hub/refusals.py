@@ -82,12 +82,8 @@ def no_token(
 
 def wrong_token() -> Refusal:
     """Refuse an unknown token. The clients tell it from a missing repository by exactly this message."""
-    return Refusal(
-        401,
-        "Invalid credentials in Authorization header",
-        code="InvalidToken",
-        headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
-    )
+    headers = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
+    return Refusal(401, "Invalid credentials in Authorization header", code="InvalidToken", headers=headers)
 
 
 def no_repository(repo_id: str, *, hidden: bool = False) -> Refusal:
@@ -103,18 +99,14 @@ def no_revision(repo_id: str, revision: str) -> Refusal:
 
 def no_entry(path: str, commit: str) -> Refusal:
     """Report that the revision has no such file or folder."""
-    return Refusal(
-        404, f"no file or folder {path!r} at {commit}", code="EntryNotFound", headers={"X-Repo-Commit": commit}
-    )
+    headers = {"X-Repo-Commit": commit}
+    return Refusal(404, f"no file or folder {path!r} at {commit}", code="EntryNotFound", headers=headers)
 
 
 def moved_meanwhile(branch: str, head: str, expected: str) -> Refusal:
     """Refuse a commit whose parent is no longer the head of the branch."""
-    return Refusal(
-        412,
-        f"{branch} is at {head}, not at {expected}: another commit came first. Read the branch again and retry.",
-        code="PreconditionFailed",
-    )
+    advice = "another commit came first. Read the branch again and retry."
+    return Refusal(412, f"{branch} is at {head}, not at {expected}: {advice}", code="PreconditionFailed")
 
 
 def no_route(method: str, path: str) -> Refusal:

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -416,3 +417,35 @@ def test_costly_cards_are_small_pages(hub: RunningHub) -> None:
     lines = [header, *(commit_body(f"build/t{n}/metadata.json", metadata).splitlines()[1] for n in range(40))]
     assert requests.post(f"{hub.url}/api/kernels/a/card0/commit/main", data="\n".join(lines), headers=TOKEN).ok
     assert 5 < requests.get(f"{hub.url}/kernels/a/card0").text.count("9.9") < 10  # 512 KB of it
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "kernels/a/one/commit/main", commit_body("x", "x")),
+        ("POST", "kernels/a/one/branch/v1", "{}"),
+        ("PUT", "kernels/a/one/settings", '{"private": true}'),
+        ("POST", "repos/move", '{"fromRepo": "a/one", "toRepo": "a/two", "type": "kernel"}'),
+        ("DELETE", "repos/delete", '{"organization": "a", "name": "one", "type": "kernel"}'),
+        ("POST", "repos/create", '{"organization": "a", "name": "two", "type": "kernel"}'),
+    ],
+)
+def test_a_token_that_is_removed_while_its_change_waits_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, path: str, body: str
+) -> None:
+    file = tmp_path / "tokens.json"
+    token = tokens.add(file, "a", read=(), write=("a",))
+    app = create_app(Settings(tmp_path / "hub", token_file=file))
+    app.state.hub.repositories.create("a/one", private=False, author="a")
+    before = app.state.hub.index.find("a/one")
+
+    def locked_late(lock: Path, **options: Any) -> AbstractContextManager[None]:
+        if tokens.TokenFile(file).tokens():
+            tokens.remove(file, "a")
+        return locked(lock, **options)
+
+    monkeypatch.setattr("kernel_hub.storage.disk.locked", locked_late)
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    answer = TestClient(app).request(method, f"/api/{path}", content=body, headers=headers)
+    assert answer.status_code == 401 and list(app.state.hub.repositories) == ["a/one"]
+    assert app.state.hub.index.find("a/one") == before

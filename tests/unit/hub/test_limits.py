@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
-from kernel_builder import checks, limits
+from kernel_builder import checks, inline_project, limits
 from kernel_builder.demangle import demangle
 from kernel_builder.hub.audit import audit
 from kernel_builder.toolchain import index
@@ -30,6 +31,7 @@ def test_a_package_that_takes_too_long_to_read_is_refused(tmp_path: Path, monkey
     [
         ("text/html", b"<b>" * 1_000_000, "takes more than 2 s of CPU time or 4 GB of memory"),
         ("text/html", b"<a href='torch-2.0-py3-none-any.whl'>torch-2.0-py3-none-any.whl</a>" * 3, "more than 2 files"),
+        ("text/html", b"<base href='/%s/'><a href='torch-2.0.tar.gz'>torch-2.0.tar.gz</a>" % (b"x" * 3000), "long add"),
         ("application/vnd.pypi.simple.v1+json", b"[" * 100_000, "is not a package index: RecursionError"),
         ("application/vnd.pypi.simple.v1+json", b'{"files": 0}', "is not a package index: ValidationError"),
     ],
@@ -39,6 +41,7 @@ def test_a_hostile_page_of_an_index_is_refused(
 ) -> None:
     monkeypatch.setattr(limits, "_SECONDS", 2)
     monkeypatch.setattr(index, "_MOST_FILES", 2, raising=False)
+    monkeypatch.setattr(index, "_ADDRESS_BYTES", 2000, raising=False)
 
     class Page(QuietHandler):
         def do_GET(self) -> None:
@@ -52,6 +55,13 @@ def test_the_time_of_checks_is_linear(tmp_path: Path) -> None:
     chain = "import os\nif x: pass\n" + "elif x: pass\n" * 300 + "\n" * 1_000_000 + "else: pass\n"
     (tmp_path / "__init__.py").write_text(chain)
     assert checks.run(tmp_path, only=["python-imports"]).passed
+
+
+def test_the_signature_of_a_function_is_found_in_linear_time() -> None:
+    began = time.process_time()
+    source = f"// {'a' * 20_000}\n#include <torch/all.h>\nvoid scale(torch::Tensor& x) {{}}\n"
+    assert inline_project.files("o/scale", source, ["scale"], stem="a", for_authors=True)
+    assert time.process_time() - began < 2
 
 
 def test_a_symbol_whose_declaration_grows_exponentially_stays_mangled() -> None:

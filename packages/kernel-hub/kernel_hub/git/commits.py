@@ -12,7 +12,7 @@ from kernel_hub import names
 from kernel_hub.git.command import GitConfiguration, merge_base
 from kernel_hub.git.objects import FileChange, PullRequest, peeled, retry_reading, write_commit
 from kernel_hub.git.refs import GitRefs, OwnedFiles
-from kernel_hub.git.revisions import GitRevisions
+from kernel_hub.git.revisions import TREE_BYTES, GitRevisions
 from kernel_hub.git.tree_changes import add_folders, changed_tree
 from kernel_hub.refusals import bad_request, conflict, forbidden, moved_meanwhile, no_revision
 from kernel_hub.storage.disk import BLOCK
@@ -155,14 +155,13 @@ class GitCommits:
                 return request.head
             # By files: a merge of lines would make contents, such as LFS pointers, that no commit has checked.
             ours, theirs = (
-                {path: blob for path, _, blob in GitRevisions(self._git).changes(start, side)}
+                {path: blob for path, _, blob in GitRevisions(self._git, 8 * TREE_BYTES).changes(start, side)}
                 for side in (tip, request.head)
             )
             paths = sorted(path for path in ours.keys() & theirs if ours[path] != theirs[path])
             if paths:
-                raise conflict(
-                    f"{', '.join(paths[:5])} changed on {request.base} as well: commit to refs/pr/{number} again"
-                )
+                advice = f"commit to refs/pr/{number} again"
+                raise conflict(f"{', '.join(paths[:5])} changed on {request.base} as well: {advice}")
             new = [(path, blob) for path, blob in theirs.items() if path not in ours]
             folders: set[str] = set()
             claim(BLOCK * sum(add_folders(folders, path) for path, _ in new))

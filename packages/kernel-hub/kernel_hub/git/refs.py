@@ -159,10 +159,9 @@ class OwnedFiles:
         return (self.markers / names.sha256(sha256)).exists()
 
     def add(self, sha256s: Iterable[str]) -> None:
-        """Record, durably, that large files were uploaded to this repository."""
+        """Record that large files were uploaded to this repository."""
         for sha256 in sha256s:
             (self.markers / names.sha256(sha256)).touch()
-        sync_filesystem(self.markers)
 
     def referenced(self) -> Iterator[LargeFile]:
         """Find the large files that any commit of any ref points to. Each tree is read once."""

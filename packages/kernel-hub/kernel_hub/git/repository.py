@@ -52,6 +52,5 @@ class GitRepository:
         return self.configuration.get(_PRIVATE) == "true"
 
     def set_private(self, private: bool) -> None:
-        """Make the repository private or public."""
-        with self.refs.locked():
-            self.configuration.set(_PRIVATE, "true" if private else "false")
+        """Make the repository private or public. The caller holds the lock."""
+        self.configuration.set(_PRIVATE, "true" if private else "false")

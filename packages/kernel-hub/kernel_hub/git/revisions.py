@@ -21,6 +21,7 @@ from kernel_hub.refusals import no_entry, too_large
 Id = str | pygit2.Oid
 
 TREE_BYTES = 8 << 20  # of the folders that one request reads: 50 ms
+FOLDER_BYTES = 4096  # that a small folder counts: libgit2 takes some 30 µs for it
 QUICK_BYTES = 256 << 10  # of those that it reads outside of a long turn
 _ENTRY = re.compile(rb"([0-7]+) ([^\0]+)\0(.{20})", re.S)  # of a tree: mode, name and id
 
@@ -28,9 +29,9 @@ _ENTRY = re.compile(rb"([0-7]+) ([^\0]+)\0(.{20})", re.S)  # of a tree: mode, na
 class GitRevisions:
     """Reads the revisions of one repository, which is opened as `git`."""
 
-    def __init__(self, git: pygit2.Repository) -> None:
+    def __init__(self, git: pygit2.Repository, unread: int = TREE_BYTES) -> None:
         self._git = git
-        self.unread = TREE_BYTES  # less those that it has read
+        self.unread = unread  # less those that it has read
 
     def entries(
         self, commit: str, folder: str = "", *, recursive: bool = False, after: str = "", count: int
@@ -158,9 +159,10 @@ class GitRevisions:
         kind, size = retry_reading(partial(self._git.odb.read_header, oid))
         if kind == ObjectType.COMMIT:
             return self._tree(peeled(self._git, oid, pygit2.Commit).tree_id)
-        self.unread -= size
+        self.unread -= max(size, FOLDER_BYTES)
         if self.unread < 0:
-            raise too_large(f"this reads folders of more than {TREE_BYTES} bytes in git: request fewer of them")
+            most = TREE_BYTES // FOLDER_BYTES
+            raise too_large(f"this reads more than {most} folders, or {TREE_BYTES} bytes of them: request fewer")
         return peeled(self._git, oid, pygit2.Tree)
 
 

@@ -60,9 +60,7 @@ class Folder:
         self.folders = {name: folder for name, folder in self.folders.items() if folder.has_files}
         for name, folder in self.folders.items():
             if name in self.files:
-                raise bad_request(
-                    f"{path + name!r} would be both a file and a folder; delete one of them in this commit"
-                )
+                raise bad_request(f"{path + name!r} would be both a file and a folder; delete one in this commit")
             folder.check(f"{path}{name}/")
         size = sum(len(name.encode("utf-8", "replace")) + 28 for name in (*self.files, *self.folders))
         if self.added and size > _FOLDER_BYTES:

@@ -63,6 +63,14 @@ async def turn(request: Request, kind: str) -> AsyncIterator[anyio.CapacityLimit
         own.release()
 
 
+def has_too_many(request: Request, kind: str) -> bool:
+    """Return whether requests wait for places, and the caller has more than its equal part of them."""
+    turns: Turns = request.app.state.turns[kind]
+    places, own = turns.places[(source := source_of(request))[0]], turns.callers[source]
+    callers = sum(known[0] == source[0] for known in turns.callers)
+    return places.statistics().tasks_waiting > 0 and (turns.each - own.value) * callers > places.total_tokens
+
+
 async def take_turn(work: Callable[[], Result], kind: str = "long") -> Result:
     """Run work in a turn of the request's caller.
 

@@ -139,8 +139,12 @@ class RepositoryIndex:
         self._database.execute(statement, (new_id, new_id.partition("/")[0], repo_id))
 
     def hide(self, repo_id: str) -> None:
-        """Mark a repository as private, before it is made private."""
-        self._database.execute("UPDATE repositories SET private = 1 WHERE repo_id = ?", (repo_id,))
+        """Mark a repository as private, before it is made private.
+
+        The value differs from that of `refresh`, so that another one in progress, which has read the repository before,
+        notices the change.
+        """
+        self._database.execute("UPDATE repositories SET private = private + 2 WHERE repo_id = ?", (repo_id,))
 
     def find(self, repo_id: str) -> IndexedRepository | None:
         """Return the entry of a repository."""

@@ -51,15 +51,10 @@ def read_repository(
 def stored_bytes(repository: Path, large_files: LargeFiles) -> int:
     """Return the bytes that a quota counts for the repository at a path, which may be damaged."""
     large = [large_files.size(marker.name) or 0 for marker in (repository / "large").glob("?" * 64)]
-    return sum(map(occupied, [*large, *_file_sizes(repository)]))
+    return sum(map(occupied, [*large, *file_sizes(repository)]))
 
 
-def object_bytes(repository: Path) -> int:
-    """Return the bytes of a repository's objects in git."""
-    return sum(_file_sizes(repository / "objects"))
-
-
-def _file_sizes(path: Path) -> Iterator[int]:
+def file_sizes(path: Path) -> Iterator[int]:
     """Yield the sizes of all files, of which `git gc` may remove some meanwhile."""
     for directory, _, files in os.walk(path):
         for name in files:

@@ -6,14 +6,14 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pygit2
 
 from kernel_hub import names
 from kernel_hub.git.repository import GitRepository
-from kernel_hub.refusals import bad_request, conflict, no_repository
+from kernel_hub.refusals import Refusal, bad_request, conflict, no_repository
 from kernel_hub.repositories.index import RepositoryIndex
 from kernel_hub.storage.disk import exclusive_lock, private_directory, repository_lock, sync_filesystem
 from kernel_hub.storage.large_files import LargeFiles
@@ -50,9 +50,7 @@ class RepositoryStore:
 
     def __iter__(self) -> Iterator[str]:
         """The ids of all repositories, sorted."""
-        for path in sorted(self.root.glob("*/*.git")):
-            if not path.name.startswith(".") and not path.parent.name.startswith("."):
-                yield f"{path.parent.name}/{path.stem}"
+        return (f"{path.parent.name}/{path.stem}" for path in sorted(self.root.glob("[!.]*/[!.]*.git")))
 
     @contextmanager
     def _naming(self, repo_id: str, besides: str = "") -> Iterator[None]:
@@ -94,12 +92,23 @@ class RepositoryStore:
             with repository_lock(path, repo_id), self._large_files.locked():
                 path.rename(trash)
                 sync_filesystem(path.parent)
-                owned = _large_files(trash)
-                for other in self if owned else ():
-                    owned -= _large_files(self._path(other))
-                for sha256 in owned:
-                    self._large_files.remove(sha256)
+            with suppress(Refusal):  # no lock is free: `kernel-hub gc` frees the files
+                self._free({marker.name for marker in (trash / "large").glob("*")})
             shutil.rmtree(trash, ignore_errors=True)
+
+    def unmoved(self) -> AbstractContextManager[None]:
+        """Keep repositories at their paths, so that a search for the owners of files misses none."""
+        return exclusive_lock(self.root / ".moves.lock", "the paths of repositories")
+
+    def _free(self, sha256s: set[str]) -> None:
+        """Delete the large files that no repository owns. Uploads do not wait for the search, but change a stamp."""
+        stamps = {sha256: self._large_files.stamp(sha256) for sha256 in sha256s}
+        with self.unmoved():
+            for other in self if sha256s else ():
+                with suppress(FileNotFoundError), os.scandir(f"{self.root}/{other}.git/large") as markers:
+                    sha256s -= {marker.name for marker in markers}
+        for sha256 in sha256s:
+            self._large_files.remove(sha256, stamps[sha256])
 
     def move(self, source: str, target: str) -> None:
         """Rename a repository."""
@@ -109,15 +118,8 @@ class RepositoryStore:
         with repository_lock(old, source), self._index.changing(source), self._naming(target, besides=source):
             if new.exists():
                 raise conflict(f"{target} exists")
-            with self._large_files.locked():
+            with self.unmoved():
                 self._index.rename(source, target)
                 old.rename(new)
             sync_filesystem(new.parent)
             sync_filesystem(old.parent)
-
-
-def _large_files(repository: Path) -> set[str]:
-    """Return the digests of the large files that were uploaded to the repository at a path."""
-    with suppress(FileNotFoundError), os.scandir(repository / "large") as markers:
-        return {marker.name for marker in markers}
-    return set()

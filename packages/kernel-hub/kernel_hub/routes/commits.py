@@ -63,7 +63,7 @@ def _uploads_by_lfs(request: Request) -> bool:
     """Return whether the client uploads large files by LFS.
 
     `huggingface_hub` 2 uploads them only by Xet, which this Hub does not have, unless HF_HUB_DISABLE_XET is set. So it
-    is asked to send them in the commit. The builder sets HF_HUB_DISABLE_XET for a Hub without Xet.
+    is asked to send them in the commit. The builder sets HF_HUB_DISABLE_XET for all Hubs but the public one.
     """
     agent = request.headers.get("user-agent", "")
     version = re.search(r"\bhf_hub/(\d+)", agent)
@@ -153,8 +153,7 @@ async def commit(
         def write() -> tuple[str, str]:
             body.end()
             title, description, parent = _described(upload.header)
-            still = hub.tokens.caller_by_key(caller.key)  # raises a refusal if the token was removed meanwhile
-            again = hub.to_commit(repo_id, still, revision, create_pr=create_pr)
+            again = hub.to_commit(repo_id, caller, revision, create_pr=create_pr)
             again.refs.new.use(upload.directory)
             return again.commits.create(
                 revision,
@@ -295,7 +294,6 @@ class _Upload:
         sha256 = names.sha256(oid)
         stored = self._hub.large_files.size(sha256) if sha256 in self._repository.owned else None
         if stored is None or (size is not None and size != stored):
-            raise bad_request(
-                f"{path}: the large file {sha256} was not uploaded to {self._repository.repo_id}; upload it first"
-            )
+            missing = f"the large file {sha256} was not uploaded to {self._repository.repo_id}"
+            raise bad_request(f"{path}: {missing}; upload it first")
         return LargeFile(sha256, stored)

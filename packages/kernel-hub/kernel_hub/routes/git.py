@@ -22,7 +22,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Send
 
 from kernel_hub.git.command import git_command, git_environment
-from kernel_hub.http.turns import take_turn, turn
+from kernel_hub.http.turns import has_too_many, take_turn, turn
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal, bad_request, forbidden, no_token, not_supported, too_large
 from kernel_hub.routes.parameters import HubRoute, RepoId, TheCaller, TheHub
@@ -32,6 +32,7 @@ from kernel_hub.tokens import Caller
 router = APIRouter(route_class=HubRoute, include_in_schema=False)
 
 SECONDS = 600  # the longest fetch
+SHARED_SECONDS = 60  # the same, while others wait and the caller has more than its equal part
 SLOWEST = 32 << 10  # bytes that a client must read in a second, on average
 SPARE_SECONDS = 30  # for which it may read less
 CPU_SECONDS = 60  # of each process of git
@@ -175,8 +176,11 @@ async def _run_git(request: Request, path: str, body: bytes, kind: str, *options
             with suppress(anyio.BrokenResourceError):
                 await process.stdin.send(body)  # git reads the whole request before it responds
                 await process.stdin.aclose()
+            began = anyio.current_time()
             async for block in process.stdout:
                 yield block
+                if anyio.current_time() - began > SHARED_SECONDS and has_too_many(request, kind):
+                    raise TimeoutError
         finally:
             with suppress(ProcessLookupError):
                 if process.returncode is None:

@@ -106,9 +106,8 @@ async def receive_large_file(
 
         async for block in blocks(request):
             if incoming.size + len(block) > signed.size:
-                raise bad_request(
-                    f"received more than the announced {signed.size} bytes for {sha256}; nothing was stored"
-                )
+                announced = f"the announced {signed.size} bytes for {sha256}"
+                raise bad_request(f"received more than {announced}; nothing was stored")
             await take_turn(partial(write, block), "quick")
 
         def keep() -> None:

@@ -99,9 +99,10 @@ def change_settings(repo_id: RepoId, body: RepositorySettings, hub: TheHub, call
     if body.is_private is None:
         raise bad_request("expected 'private' or 'visibility'")
     repository = hub.to_write(repo_id, caller)
-    if body.is_private:
-        hub.index.hide(repo_id)  # first: the index may not show the name of a private repository
-    repository.set_private(body.is_private)
+    with repository.refs.locked():
+        if body.is_private:
+            hub.index.hide(repo_id)  # first: the index may not show the name of a private repository
+        repository.set_private(body.is_private)
     return {"private": body.is_private}
 
 
@@ -134,9 +135,8 @@ def list_kernels(
 ) -> JSONResponse:
     """List the kernels that the caller may see; the header `Link` has the address of the next page."""
     kernels = hub.index.page(caller.seen(), search=search, organization=author, after=cursor, count=limit + 1)
-    answer = JSONResponse(
-        [_info(item.repo_id, item.commit, item.modified, bool(item.private)) for item in kernels[:limit]]
-    )
+    found = [_info(item.repo_id, item.commit, item.modified, bool(item.private)) for item in kernels[:limit]]
+    answer = JSONResponse(found)
     if len(kernels) > limit:
         next_page(request, answer, cursor=kernels[limit - 1].repo_id)
     return answer

@@ -88,12 +88,8 @@ def _range(request: Request, size: int, etag: str) -> tuple[int, int]:
     else:
         start, end = max(0, size - int(last)), size
     if start >= end:
-        raise Refusal(
-            416,
-            f"the range {asked[0]} lies outside of the file's {size} bytes",
-            code="RangeNotSatisfiable",
-            headers={"Content-Range": f"bytes */{size}"},
-        )
+        message = f"the range {asked[0]} lies outside of the file's {size} bytes"
+        raise Refusal(416, message, code="RangeNotSatisfiable", headers={"Content-Range": f"bytes */{size}"})
     return start, end
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,6 +16,9 @@ from kernel_hub.refusals import busy, no_repository
 
 BLOCK = 4096  # bytes of a file system's block
 LOCK_SECONDS = 50.0  # a commit takes some 0.1 s, and proxies wait for 60 s by default
+
+# Called with each lock: the caller's token may have been removed while it waited.
+check_caller: ContextVar[Callable[[], object]] = ContextVar("check_caller", default=lambda: None)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -56,17 +60,20 @@ def _restrict(path: Path, mode: int) -> None:
             path.chmod(mode)
 
 
-def exclusive_lock(path: Path, name: str) -> AbstractContextManager[None]:
+@contextmanager
+def exclusive_lock(path: Path, name: str) -> Iterator[None]:
     """Hold the lock at `path`.
 
     Raises:
-        Refusal: If another thread or process holds it for longer than `LOCK_SECONDS`.
+        Refusal: If another thread or process holds it for longer than `LOCK_SECONDS`, or the caller's token has ended.
     """
 
     def give_up() -> NoReturn:
         raise busy(f"{name} has been locked for {LOCK_SECONDS:.0f} s; try again")
 
-    return locked(path, waiting=give_up, patience=LOCK_SECONDS)
+    with locked(path, waiting=give_up, patience=LOCK_SECONDS):
+        check_caller.get()()
+        yield
 
 
 @contextmanager

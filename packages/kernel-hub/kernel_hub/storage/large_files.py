@@ -16,7 +16,9 @@ from pathlib import Path
 
 from kernel_hub import names
 from kernel_hub.refusals import bad_request
-from kernel_hub.storage.disk import exclusive_lock, private_directory, sync_filesystem
+from kernel_hub.storage.disk import exclusive_lock, private_directory
+
+Stamp = tuple[int, int, int]
 
 
 class IncomingFile:
@@ -60,7 +62,7 @@ class LargeFiles:
         private_directory(staging)
 
     def locked(self) -> AbstractContextManager[None]:
-        """Hold the lock of the store, to add or remove files, or to move the repositories that own some."""
+        """Hold the lock of the store, to add or remove files. All uploads wait for it."""
         return exclusive_lock(self._root.with_name("lock"), "the store of large files")
 
     @contextmanager
@@ -74,27 +76,33 @@ class LargeFiles:
             incoming.path.unlink(missing_ok=True)
 
     def adopt(self, incoming: Sequence[IncomingFile]) -> None:
-        """Move sealed uploads into the store, durably."""
+        """Move sealed uploads into the store. The caller holds the lock, and syncs the disk."""
         for file in incoming:
             target = self.path(file.sha256)
             target.parent.mkdir(parents=True, exist_ok=True)
             file.path.replace(target)
-        sync_filesystem(self._root)
+
+    def stamp(self, sha256: str) -> Stamp | None:
+        """Return a stored file's inode, time of change and size, which another upload of it changes, or None."""
+        try:
+            found = self.path(sha256).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_ctime_ns, found.st_size
 
     def size(self, sha256: str) -> int | None:
         """Return the size of a stored file in bytes, or None if it is not stored."""
-        try:
-            return self.path(sha256).stat().st_size
-        except FileNotFoundError:
-            return None
+        return stamp[2] if (stamp := self.stamp(sha256)) else None
 
     def __iter__(self) -> Iterator[str]:
         """The digests of all stored files."""
         return (path.name for path in self._root.glob("*/*/*"))
 
-    def remove(self, sha256: str) -> None:
-        """Delete a file."""
-        self.path(sha256).unlink(missing_ok=True)
+    def remove(self, sha256: str, stamp: Stamp | None) -> None:
+        """Delete a file, unless it was uploaded again since it had this stamp."""
+        with self.locked():
+            if stamp is not None and self.stamp(sha256) == stamp:
+                self.path(sha256).unlink()
 
     def path(self, sha256: str) -> Path:
         """Return the path of a large file, which may not exist."""
