@@ -41,10 +41,10 @@ def difference(
     """Return where results differ by more than the tolerance, or None.
 
     An element is right if |a - b| <= tolerance min(1, max |b|) + tolerance |b| + slack, where b is the float64 result,
-    or eager's without one. In a result of which eager itself has an element off by more, an element near eager's is
-    right, and one that is off by up to four times eager's largest error. An integer is right if the reference gives it:
-    as eager, in float64, or for inputs that differ in their last places. Integers with an infinite slack are not
-    compared.
+    or eager's without one. Where eager itself is off by more, and everywhere in a result that is zero but for rounding
+    errors, an element near eager's is right, and one that is off by up to four times eager's largest error. An integer
+    is right if the reference gives it: as eager, in float64, or for inputs that differ in their last places. Integers
+    with an infinite slack are not compared.
     """
     for number, (result, plain, expected) in enumerate(zip(results, eager, exact or eager, strict=True)):
         wrong = _wrong(number, result, plain, expected, tolerance, given, slack[number] if slack else 0.0)
@@ -65,8 +65,10 @@ def _wrong(
     a, b, c = result.double(), expected.double(), plain.double()
     absolute = tolerance * min(1.0, largest(b)) + slack
     wrong = differs(a, b, tolerance, absolute)
-    if bool(wrong.any()) and bool(differs(c, b, tolerance, absolute).any()):
-        wrong &= differs(a, c, tolerance, absolute) & differs(a, b, tolerance, absolute + _ALLOWED * largest(c - b))
+    if bool(wrong.any()):
+        error = largest(c - b)
+        far = differs(a, c, tolerance, absolute) & differs(a, b, tolerance, absolute + _ALLOWED * error)
+        wrong &= ~(differs(c, b, tolerance, absolute) | (error > largest(b))) | far
     return wrong
 
 
