@@ -70,6 +70,9 @@ def test_an_element_at_which_eager_fails_is_left_to_the_rule_of_errors() -> None
     eager = torch.tensor([1.0, 2.5])
     assert difference([torch.tensor([1.0, 2.4])], [eager], [exact], 0.01, None) is None
     assert difference([torch.tensor([1.4, 2.0])], [eager], [exact], 0.01, None)
+    zero, noise = torch.tensor([1e-17, 0.0], dtype=torch.float64), torch.tensor([1e-8, 0.0])
+    assert difference([torch.tensor([0.0, 3e-8])], [noise], [zero], 0.01, None) is None
+    assert difference([torch.tensor([0.0, 5e-8])], [noise], [zero], 0.01, None)
     rule = ErrorRule(0.01)
     rule.add([torch.tensor([1.0, 5.0])], [eager], [exact])
     assert "its error" in (rule.fault() or "")
