@@ -59,7 +59,7 @@ def _source_card(project: Project) -> tuple[dict[str, Any], str]:
     files = [project.root / name for name in ("CARD.md", "README.md") if (project.root / name).is_file()]
     if files and excluded(Path(os.path.realpath(project.root)), files[:1]):
         raise ConfigError(
-            "would be published, and git excludes it, or the target of its symbolic link, or does not track the target",
+            "git excludes the card or the target of its symbolic link, or does not track the target",
             where=str(files[0]),
             hint="copy the target into the project, or take it out of .gitignore",
         )

@@ -293,7 +293,7 @@ def test_an_ignored_file_is_no_card(tmp_path: Path, target: str | None, in_git: 
     if in_git:
         commit_all(project)
     done = invoke("fill-card", project)
-    assert done.exit_code == ConfigError.exit_code and "CARD.md: would be published, and git excludes it" in done.output
+    assert done.exit_code == ConfigError.exit_code and "CARD.md: git excludes the card" in done.output
 
 
 def test_a_link_leads_only_to_what_its_repository_tracks(tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def _writes_to(node: Node, part: Node) -> bool:
 
 
 _SPLITS = {"chunk", "split", "unbind"}
-_LAID_OUT = {"view", "view_as", "as_strided"}  # the layout decides whether they fail, or what they return
+_LAID_OUT = {"view", "view_as", "as_strided"}  # their results and errors depend on the layout
 _PACKED = {"contiguous", "reshape", "flatten"}
 _VIEWS = {"view", "reshape", "unflatten", "transpose", "permute", "unsqueeze", "squeeze", "flatten"}
 

@@ -180,7 +180,7 @@ class ErrorRule:
             return torch.stack([2 * self._tolerance * scale, torch.full_like(scale, math.inf)])
         allowed = _ALLOWED * torch.maximum(eager, unit * scale)
         least = torch.maximum(_ALLOWED_LARGE * eager[0], _LARGE_ERROR * scale)
-        # What is zero but for rounding errors, such as a gradient, says nothing about precision.
+        # Rounding errors of a result that should be zero, such as a gradient, say nothing about precision.
         allowed[0] = torch.where(eager[0] < scale, allowed[0].minimum(least), allowed[0])
         return allowed
 
@@ -233,4 +233,4 @@ def _joined(counts: Tensor) -> Tensor:
         held += count
         if held >= _LEAST:
             group, held = group + 1, 0.0
-    return torch.tensor(joined).clamp(max=max(group - 1, 0))  # what is left is in the last one
+    return torch.tensor(joined).clamp(max=max(group - 1, 0))  # the last group takes the remaining ones
