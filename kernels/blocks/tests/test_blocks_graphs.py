@@ -23,6 +23,7 @@ from graph_models import (
     ltx_inputs,
     module_of,
 )
+from text_models import OurOps
 from torch import nn
 from transformers import DynamicCache, StaticCache
 
@@ -146,8 +147,10 @@ def test_decoding_with_a_static_cache(blocks):
     cache.reset()
     assert torch.equal(decode(model, cache, 8), expected)
     assert counts.replays == 2 * 5 + 7
-    output = model(input_ids=torch.tensor([[1]]), past_key_values=cache, use_cache=True)
+    with OurOps("decode") as calls:
+        output = model(input_ids=torch.tensor([[1]]), past_key_values=cache, use_cache=True)
     assert output.past_key_values is cache and counts.replays == 2 * 5 + 8
+    assert calls.ops == {"linear": 7, "gated_linear": 2, "cached_attention": 2}
 
 
 def test_state_of_a_cache_does_not_keep_it_alive(blocks):

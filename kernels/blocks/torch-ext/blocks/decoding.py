@@ -40,9 +40,8 @@ def _product(node: Any, users: Optional[int] = None) -> Optional[tuple[Node, Nod
 
 
 def _are_constant(editor: Editor, *weights: Node) -> bool:
-    # Nothing writes the parameters of a model in a step.
     given = [getattr(editor.module, weight.target) if weight.op == "get_attr" else None for weight in weights]
-    return all(isinstance(weight, nn.Parameter) for weight in given)
+    return all(isinstance(weight, nn.Parameter) for weight in given) and not any(map(editor.is_written, weights))
 
 
 def _join_gate(editor: Editor, node: Node) -> None:

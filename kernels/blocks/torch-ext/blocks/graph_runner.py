@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_unflatten
 
 from .calls import Call, Refused, is_value, refuse_if, take_apart
+from .decoding import fuse_step
 from .fusions import fuse
 from .gpu import Gpu, on_device_of
 from .kernel_set import PLAIN_TENSORS, is_forward_mode, is_transformed, is_watched
@@ -207,7 +208,8 @@ class GraphRunner(Captures):
         statics = iter(inputs)
         leaves = [next(statics) if type(leaf) in PLAIN_TENSORS else leaf for leaf in call.leaves]
         args, kwargs = tree_unflatten(leaves, call.structure)
-        replay, output = self._capture(forward, lambda run: run(*args, **kwargs), lambda output: output, call.device)
+        passes = [fuse_step] if call.caches else []
+        replay, output = self._capture(forward, lambda run: run(*args, **kwargs), lambda out: out, call.device, passes)
         shape.inputs, shape.output = inputs, _output_of(output, call.caches)
         with self._gpu.in_order(call.device):
             result = shape.launch(replay)
