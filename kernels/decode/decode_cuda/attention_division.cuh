@@ -36,18 +36,16 @@ constexpr int kMostBlocksOfCluster = 8;
 constexpr int kLeastTokens = 32;  // per split, if there is more than one
 
 // Regions where Torch's operation, which is cuDNN's, takes less time: by elements of a head, by key heads of all
-// sequences in percent of the SMs, and by elements of all keys. On an H200 with Torch 2.11 and cold caches, it takes
-// 0.79 to 1.07 times the time of the kernel there, and 0.97 times in the mean of 46 calls. Smaller calls take less time
-// on the device than Torch's takes on the host, 0.03 ms.
+// sequences in percent of the SMs, and by millions of elements of all keys, since it takes 0.03 ms on the host. On an
+// H200 with Torch 2.11 and cold caches, it takes 0.79 to 1.07 times the kernel's time, in the mean of 46 calls 0.97.
 struct Region {
-  int above_elements, most_elements, above_percent, most_percent;
-  int64_t least_keys;
+  int above_elements, most_elements, above_percent, most_percent, least_millions;
 };
-constexpr Region kTorchRegions[] = {{0, 64, 130, INT_MAX, 20'000'000},
-                                    {0, 128, 21, 36, 64'000'000},
-                                    {64, 96, 14, 48, 64'000'000},
-                                    {64, 128, 77, 92, 20'000'000},
-                                    {96, 128, 105, 190, 20'000'000}};
+constexpr Region kTorchRegions[] = {{0, 64, 130, INT_MAX, 20},
+                                    {0, 128, 21, 36, 64},
+                                    {64, 96, 14, 48, 64},
+                                    {64, 128, 77, 92, 20},
+                                    {96, 128, 105, 190, 20}};
 
 bool is_for_torch(const Attention& problem, int64_t sms) {
   if (compiled_capability() != 90 || problem.mask != nullptr || problem.position != nullptr) return false;
@@ -55,14 +53,14 @@ bool is_for_torch(const Attention& problem, int64_t sms) {
   return std::any_of(std::begin(kTorchRegions), std::end(kTorchRegions), [&](const Region& region) {
     return problem.elements > region.above_elements && problem.elements <= region.most_elements &&
            100 * caches > region.above_percent * sms && 100 * caches <= region.most_percent * sms &&
-           caches * problem.tokens * problem.elements >= region.least_keys;
+           caches * problem.tokens * problem.elements >= region.least_millions * int64_t{1'000'000};
   });
 }
 
 // Returns the division that takes the least time by a model, in tokens that a block of all warps reads of a head of 128
 // elements meanwhile. It was fitted on an H200 to 483 calls of 1 to 16 sequences, 1 to 32 key heads and 64 to 131,072
-// tokens, which take 1.014 times the time of the fastest measured division in the mean. Of 441 other calls without
-// Torch's operation, 31 took over 1 % more time than the fastest back end of Torch, which took 1.33 times in the mean.
+// tokens, which take 1.014 times the time of the fastest measured division in the mean. Of 401 other calls, 11 take
+// over 1 % more time than the fastest back end of Torch, which takes 1.32 times in the mean.
 Division best_division(const Attention& problem, const DeviceProperties& device) {
   Division division{};
   const auto per_key_head = static_cast<int>(problem.query_heads / problem.key_heads);
@@ -76,38 +74,33 @@ Division best_division(const Attention& problem, const DeviceProperties& device)
   const bool is_narrow = elements > kChunk && elements < 2 * kChunk && !is_masked;
   const float delivering = is_narrow ? tokens * caches_per_sm / 0.91f : 0.0f;
   float least = INFINITY;
-  // Considers blocks of so many warps and query heads. Twice as many blocks of half of the warps fill the SMs better;
-  // blocks of fewer heads start and end faster, and read keys and values again, from L2.
-  const auto consider_blocks = [&](int warps, int most_heads) {
-    const int heads = std::min(per_key_head, most_heads), head_blocks = (per_key_head + heads - 1) / heads;
-    const auto blocks = static_cast<int>(problem.batch * problem.key_heads * head_blocks);
-    const bool is_half = warps < most_warps;
-    const bool is_wide = heads > kMostHeads / 2;
-    const int blocks_per_sm = (elements <= kChunk ? 2 : 1) * (is_half ? 2 : 1), slots = device.sms * blocks_per_sm;
-    for (int splits = 1; splits <= most_splits; ++splits) {
-      const int all = blocks * splits, rounds = (all + slots - 1) / slots, step = kTokens * warps * splits;
-      if (rounds > 1 && (is_half || splits > 16)) break;
-      // Clusters need adjacent SMs, of which some are left over.
-      const int eighths = splits == 2 ? 8 : splits > 4 && splits < 8 && blocks_per_sm == 1 ? 6 : 7;
-      const bool is_cluster =
-          compiled_capability() >= 90 && splits > 1 && splits <= kMostBlocksOfCluster && 8 * all <= eighths * slots;
-      // Neighbouring warps read neighbouring tiles then, and wait for each other, which some tiles make up for.
-      const bool in_step = (is_wide && elements <= kChunk) || (!is_masked && tokens > 12 * step);
-      const int read = tokens <= step ? (tokens + splits - 1) / splits : (tokens + step - 1) / step * kTokens * warps;
-      const float reading = rounds * read * (elements > 2 * kChunk ? 0.63f : 1.0f) * (is_half ? 1.96f : 1.0f);
-      const float starting = rounds * (is_wide ? 317.0f : 193.0f);
-      const float adding_up = splits == 1  ? 0.0f
-                              : is_cluster ? 114 + 7.2f * splits
-                                           : 237 + 3.9f * splits * per_key_head * caches_per_sm * width;
-      const float time = std::max(reading, delivering) + (starting + adding_up) / width;
-      if (time >= least) continue;
-      least = time;
-      division = {heads, head_blocks, splits, warps, is_cluster, in_step, false};
-    }
-  };
+  // Twice as many blocks of half of the warps fill the SMs better; blocks of fewer heads start and end faster, and read
+  // keys and values again, from L2.
   for (int warps = most_warps; warps >= kWarpsFor<4>; warps /= 2) {
-    for (const int heads : {kMostHeads, kMostHeads / 2}) {
-      if (heads == kMostHeads || per_key_head > heads) consider_blocks(warps, heads);
+    for (const int heads : {std::min(per_key_head, kMostHeads), std::min(per_key_head, kMostHeads / 2)}) {
+      const int head_blocks = (per_key_head + heads - 1) / heads;
+      const auto blocks = static_cast<int>(problem.batch * problem.key_heads * head_blocks);
+      const bool is_wide = heads > kMostHeads / 2, is_half = warps < most_warps;
+      const int blocks_per_sm = (elements <= kChunk ? 2 : 1) * (is_half ? 2 : 1), slots = device.sms * blocks_per_sm;
+      for (int splits = 1; splits <= most_splits; ++splits) {
+        const int all = blocks * splits, rounds = (all + slots - 1) / slots, step = kTokens * warps * splits;
+        if (rounds > 1 && (is_half || splits > 16)) break;
+        // Clusters need adjacent SMs, of which some are left over.
+        const int eighths = splits == 2 ? 8 : splits > 4 && splits < 8 && blocks_per_sm == 1 ? 6 : 7;
+        const bool is_cluster =
+            compiled_capability() >= 90 && splits > 1 && splits <= kMostBlocksOfCluster && 8 * all <= eighths * slots;
+        // The warps of a block read neighbouring tiles then, but wait for each other, which many tiles make up for.
+        const bool in_step = (is_wide && elements <= kChunk) || (!is_masked && tokens > 12 * step);
+        const int read = tokens <= step ? (tokens + splits - 1) / splits : (tokens + step - 1) / step * kTokens * warps;
+        const float reading = rounds * read * (elements > 2 * kChunk ? 0.63f : 1.0f) * (is_half ? 1.96f : 1.0f);
+        const float adding_up = splits == 1  ? 0.0f
+                                : is_cluster ? 114 + 7.2f * splits
+                                             : 237 + 3.9f * splits * per_key_head * caches_per_sm * width;
+        const float time = std::max(reading, delivering) + (rounds * (is_wide ? 317.0f : 193.0f) + adding_up) / width;
+        if (time >= least) continue;
+        least = time;
+        division = {heads, head_blocks, splits, warps, is_cluster, in_step, false};
+      }
     }
   }
   division.is_for_torch = is_for_torch(problem, device.sms);
