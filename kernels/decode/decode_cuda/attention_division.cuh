@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <array>
+#include <climits>
 #include <cmath>
+#include <iterator>
 
 #include "decode/problem.h"
 #include "kit/launch.cuh"
@@ -33,98 +35,75 @@ constexpr int kMostSplits = 128;
 constexpr int kMostBlocksOfCluster = 8;
 constexpr int kLeastTokens = 32;  // per split, if there is more than one
 
-constexpr int64_t kLeastElements = 23'000'000;  // of keys, about 0.03 ms
+// Regions where Torch's operation, which is cuDNN's, takes less time: by elements of a head, by key heads of all
+// sequences in percent of the SMs, and by millions of elements of all keys, since it takes 0.03 ms on the host. On an
+// H200 with Torch 2.11 and cold caches, it takes 0.79 to 1.07 times the kernel's time, in the mean of 46 calls 0.97.
+struct Region {
+  int above_elements, most_elements, above_percent, most_percent, least_millions;
+};
+constexpr Region kTorchRegions[] = {{0, 64, 130, INT_MAX, 20},
+                                    {0, 128, 21, 36, 64},
+                                    {64, 96, 14, 48, 64},
+                                    {64, 128, 77, 92, 20},
+                                    {96, 128, 105, 190, 20}};
 
-// Whether Torch's operation, which is cuDNN's, takes less time: on an H200 with Torch 2.11 and cold caches up to 20 %
-// less in 6 of 196 calls. It takes 0.03 ms on the host, longer than shorter calls take on the device.
-bool is_for_torch(const Attention& problem, const Division& division, int sms) {
+bool is_for_torch(const Attention& problem, int64_t sms) {
   if (compiled_capability() != 90 || problem.mask != nullptr || problem.position != nullptr) return false;
-  const auto caches = static_cast<int>(problem.batch * problem.key_heads);
-  if (caches * problem.tokens * problem.elements < kLeastElements) return false;
-  const bool is_power_of_2 = (caches & (caches - 1)) == 0;
-  if (problem.elements <= kChunk) return 3 * caches >= 4 * sms || (caches >= 16 && caches <= 64 && is_power_of_2);
-  if (problem.elements > 2 * kChunk || division.splits > 1 || division.warps < kWarpsFor<2>) return false;
-  // Undivided blocks that leave SMs idle, where dividing their tokens takes longer.
-  const int filled = 100 * caches * division.head_blocks / sms;
-  return filled > 105 ? filled <= 190 : problem.elements > 96 && filled > 70 && filled <= 92;
+  const int64_t caches = problem.batch * problem.key_heads;
+  return std::any_of(std::begin(kTorchRegions), std::end(kTorchRegions), [&](const Region& region) {
+    return problem.elements > region.above_elements && problem.elements <= region.most_elements &&
+           100 * caches > region.above_percent * sms && 100 * caches <= region.most_percent * sms &&
+           caches * problem.tokens * problem.elements >= region.least_millions * int64_t{1'000'000};
+  });
 }
 
-// Returns the division that takes the least time by a model, in tokens of 128 elements that a block reads meanwhile. It
-// is fitted on an H200 to 425 calls of 1 to 16 sequences, 1 to 32 key heads and 64 to 131,072 tokens, which take 1.015
-// times the time of the fastest measured division in the mean.
+// Returns the division that takes the least time by a model, in tokens that a block of all warps reads of a head of 128
+// elements meanwhile. It was fitted on an H200 to 483 calls of 1 to 16 sequences, 1 to 32 key heads and 64 to 131,072
+// tokens, which take 1.014 times the time of the fastest measured division in the mean. Of 401 other calls, 11 take
+// over 1 % more time than the fastest back end of Torch, which takes 1.32 times in the mean.
 Division best_division(const Attention& problem, const DeviceProperties& device) {
   Division division{};
   const auto per_key_head = static_cast<int>(problem.query_heads / problem.key_heads);
   const auto elements = static_cast<int>(problem.elements), tokens = static_cast<int>(problem.tokens);
-  const int width = std::max(elements, kChunk), most_warps = elements > 2 * kChunk ? kWarpsFor<4> : kWarpsFor<2>;
-  const int most = std::min(kMostSplits, tokens / kLeastTokens);
-  const int clusters = compiled_capability() >= 90 ? kMostBlocksOfCluster : 0;
-  const bool is_masked = problem.mask != nullptr, is_narrow = elements > kChunk && elements < 2 * kChunk && !is_masked;
-  const auto query_heads = static_cast<float>(problem.batch * problem.query_heads);
+  const int most_warps = elements > 2 * kChunk ? kWarpsFor<4> : kWarpsFor<2>;
+  const int most_splits = std::clamp(tokens / kLeastTokens, 1, kMostSplits);
+  const bool is_masked = problem.mask != nullptr;
+  const float width = static_cast<float>(std::max(elements, kChunk)) / 128;
+  const float caches_per_sm = static_cast<float>(problem.batch * problem.key_heads) / device.sms;
+  // The memory delivers less of heads of 96 elements than blocks ask for.
+  const bool is_narrow = elements > kChunk && elements < 2 * kChunk && !is_masked;
+  const float delivering = is_narrow ? tokens * caches_per_sm / 0.91f : 0.0f;
   float least = INFINITY;
-  // Considers blocks of so many warps and query heads. Twice as many blocks of half of the warps fill the SMs better;
-  // blocks of fewer heads start and end faster, and read keys and values again, from L2.
-  const auto consider_blocks = [&](int warps, int most_heads) {
-    const int heads = std::min(per_key_head, most_heads), head_blocks = (per_key_head + heads - 1) / heads;
-    const auto blocks = static_cast<int>(problem.batch * problem.key_heads * head_blocks);
-    const bool is_half = warps < most_warps;
-    const bool is_wide = heads > kMostHeads / 2, is_always_in_step = is_wide && elements <= kChunk;
-    const int blocks_per_sm = (elements <= kChunk ? 2 : 1) * (is_half ? 2 : 1);
-    const int slots = device.sms * blocks_per_sm, tokens_at_once = kTokens * warps;
-    const float all_tokens = static_cast<float>(problem.tokens) * blocks * (is_half ? 2 : 1) / (slots * head_blocks);
-    const float of_size = elements > 2 * kChunk ? 0.82f : elements > kChunk ? 1.0f : is_wide ? 0.904f : 1.18f;
-    int counts[20], number = 0;  // of splits
-    for (int splits = 1; splits <= std::clamp(std::min(most, 6 * slots / blocks), 1, 16); ++splits)
-      counts[number++] = splits;
-    // More splits pay only where all blocks run at once: the most, or fewer that read no more tokens each.
-    for (const int share : {84, 100}) {
-      const int fitting = std::min(most, slots * share / 100 / blocks);
-      if (fitting <= 16) continue;
-      const int step = tokens_at_once * fitting, reads = (tokens + step - 1) / step;
-      counts[number++] = fitting;
-      counts[number++] = (tokens + tokens_at_once * reads - 1) / (tokens_at_once * reads);
-    }
-    for (int i = 0; i < 4 * number; ++i) {
-      const int splits = counts[i / 4];
-      const bool is_cluster = i % 2 == 0, in_step = i % 4 > 1;
-      if (is_cluster && (splits == 1 || splits > clusters)) continue;
-      if (is_always_in_step ? !in_step : in_step && (is_masked || tokens <= tokens_at_once * splits)) continue;
-      const int all = blocks * splits, step = tokens_at_once * splits;
-      // The percentage of the blocks that fit which run at once: clusters need adjacent SMs.
-      const int percent = !is_cluster || (splits == 2 && blocks_per_sm == 1) ? 100
-                          : blocks_per_sm > 1                                ? 90
-                          : splits > 4 && splits < 8                         ? 82
-                                                                             : 88;
-      const int at_once = std::max(1, slots * percent / 100), rounds = (all + at_once - 1) / at_once;
-      if (is_half && rounds > 1) continue;  // takes longer than blocks of all warps
-      const int read = tokens <= step ? (tokens + splits - 1) / splits : (tokens + step - 1) / step * tokens_at_once;
-      // All warps of an SM that read in step wait for each other, and ask for less at a time. Heads of 96 elements ask
-      // for more than the memory delivers otherwise, which is less then.
-      const bool is_too_much =
-          is_narrow && !in_step && tokens >= (is_half ? 512 : 1024) * splits && 100 * all > 80 * slots;
-      const float delivered = is_masked     ? 1.41f
-                              : is_too_much ? 0.885f
-                              : in_step     ? (is_narrow ? 0.935f : 1.36f)
-                                            : (is_narrow ? 0.818f : 0.9f);
-      const float filled = std::min(1.0f, static_cast<float>(all) / static_cast<float>(slots));
-      const float of_step = !in_step ? 1.0f : is_narrow ? 1.023f : 0.946f;
-      const float of_blocks = (is_half ? (is_narrow ? 1.78f : 2.2f) : 1.0f) * (0.952f + 0.048f * filled);
-      const float reading = rounds * read * of_size * of_step * of_blocks;
-      const float adding = 211 + splits * (1 + 3.08f * query_heads / device.sms) * width / 128;
-      const float adding_up = splits == 1 ? 0.0f : is_cluster ? 22 + 4.8f * splits + 100 * rounds : adding;
-      const int starting = 182 + (is_wide ? 117 : 0) + (in_step ? 58 : 0);
-      const float time = std::max(reading, all_tokens / delivered) + (rounds * starting + adding_up) * 128 / width;
-      if (time >= least) continue;
-      least = time;
-      division = {heads, head_blocks, splits, warps, is_cluster, in_step, false};
-    }
-  };
+  // Twice as many blocks of half of the warps fill the SMs better; blocks of fewer heads start and end faster, and read
+  // keys and values again, from L2.
   for (int warps = most_warps; warps >= kWarpsFor<4>; warps /= 2) {
-    for (const int heads : {kMostHeads, kMostHeads / 2}) {
-      if (heads == kMostHeads || per_key_head > heads) consider_blocks(warps, heads);
+    for (const int heads : {std::min(per_key_head, kMostHeads), std::min(per_key_head, kMostHeads / 2)}) {
+      const int head_blocks = (per_key_head + heads - 1) / heads;
+      const auto blocks = static_cast<int>(problem.batch * problem.key_heads * head_blocks);
+      const bool is_wide = heads > kMostHeads / 2, is_half = warps < most_warps;
+      const int blocks_per_sm = (elements <= kChunk ? 2 : 1) * (is_half ? 2 : 1), slots = device.sms * blocks_per_sm;
+      for (int splits = 1; splits <= most_splits; ++splits) {
+        const int all = blocks * splits, rounds = (all + slots - 1) / slots, step = kTokens * warps * splits;
+        if (rounds > 1 && (is_half || splits > 16)) break;
+        // Clusters need adjacent SMs, of which some are left over.
+        const int eighths = splits == 2 ? 8 : splits > 4 && splits < 8 && blocks_per_sm == 1 ? 6 : 7;
+        const bool is_cluster =
+            compiled_capability() >= 90 && splits > 1 && splits <= kMostBlocksOfCluster && 8 * all <= eighths * slots;
+        // The warps of a block read neighbouring tiles then, but wait for each other, which many tiles make up for.
+        const bool in_step = (is_wide && elements <= kChunk) || (!is_masked && tokens > 12 * step);
+        const int read = tokens <= step ? (tokens + splits - 1) / splits : (tokens + step - 1) / step * kTokens * warps;
+        const float reading = rounds * read * (elements > 2 * kChunk ? 0.63f : 1.0f) * (is_half ? 1.96f : 1.0f);
+        const float adding_up = splits == 1  ? 0.0f
+                                : is_cluster ? 114 + 7.2f * splits
+                                             : 237 + 3.9f * splits * per_key_head * caches_per_sm * width;
+        const float time = std::max(reading, delivering) + (rounds * (is_wide ? 317.0f : 193.0f) + adding_up) / width;
+        if (time >= least) continue;
+        least = time;
+        division = {heads, head_blocks, splits, warps, is_cluster, in_step, false};
+      }
     }
   }
-  division.is_for_torch = is_for_torch(problem, division, device.sms);
+  division.is_for_torch = is_for_torch(problem, device.sms);
   return division;
 }
 
@@ -134,7 +113,7 @@ int divide(Attention& problem, int64_t* floats) {
   if (problem.type == Type::float32 || compiled_capability() < 80) return cudaErrorNotSupported;
   DeviceProperties device;
   if (const cudaError_t error = current_device_properties(&device); error != cudaSuccess) return error;
-  // The layers of a model have the same sizes. To choose a division takes more than 1 us.
+  // The layers of a model have the same sizes. To choose a division takes some us.
   const std::array<int64_t, 8> sizes{
       problem.batch,    problem.query_heads,     problem.key_heads,           problem.tokens,
       problem.elements, problem.mask != nullptr, problem.position != nullptr, device.number};
