@@ -47,8 +47,6 @@ inline bool as_strided(const Modulation& modulation, StridedRows* strided) {
   return as_strided(modulation.rows, 1, strided);
 }
 
-inline int64_t bytes_of(Type type) { return type == Type::float32 ? 4 : 2; }
-
 using kit::aligned;
 inline bool aligned(const Modulation& modulation) { return kit::aligned(modulation.rows, bytes_of(modulation.type)); }
 

@@ -33,19 +33,6 @@ struct CudaIntrinsics {
 template <typename T>
 using MathFor = std::conditional_t<std::is_same_v<T, float>, Accurate, Fast<CudaIntrinsics>>;
 
-// Calls `launch` with the Tag of the activation.
-template <typename T, typename Launch>
-void dispatch_activation(Activation activation, Launch&& launch) {
-  switch (activation) {
-    case Activation::gelu:
-      return launch(Tag<Gelu<MathFor<T>>>{});
-    case Activation::gelu_tanh:
-      return launch(Tag<GeluTanh<MathFor<T>>>{});
-    case Activation::silu:
-      return launch(Tag<Silu<MathFor<T>>>{});
-  }
-}
-
 // The vectors of one launch: at most 2^30, so that 32-bit arithmetic numbers them. A vector may be a single element.
 struct Chunk {
   int64_t first_row, first_column;

@@ -122,8 +122,8 @@ template <class Problem>
 int launch_typed(const Problem& problem, void* stream) {
   return dispatch_dtype(problem.type, [&](auto type) {
     using T = typename decltype(type)::Element;
-    dispatch_activation<T>(problem.activation, [&](auto activation) {
-      launch<T, typename decltype(activation)::Element>(problem, static_cast<cudaStream_t>(stream));
+    with_activation<MathFor<T>>(problem.activation, [&](auto activation) {
+      launch<T, decltype(activation)>(problem, static_cast<cudaStream_t>(stream));
     });
   });
 }

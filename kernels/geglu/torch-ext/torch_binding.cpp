@@ -30,8 +30,6 @@ std::vector<int64_t> half_sizes(const Tensor& x) {
   return sizes_with_last(x, last / 2);
 }
 
-int64_t bytes_of(Type type) { return type == Type::float32 ? 4 : 2; }
-
 template <class Problem>
 Problem problem_of(const Tensor& first, const char* argument, int64_t activation) {
   Problem problem{};
