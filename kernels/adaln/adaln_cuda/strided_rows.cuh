@@ -43,10 +43,6 @@ inline bool as_strided(const Rows& rows, int64_t span, StridedRows* strided) {
   return rows.dims == 2 && rows.sizes[1] == span;
 }
 
-inline bool as_strided(const Modulation& modulation, StridedRows* strided) {
-  return as_strided(modulation.rows, 1, strided);
-}
-
 using kit::aligned;
 inline bool aligned(const Modulation& modulation) { return kit::aligned(modulation.rows, bytes_of(modulation.type)); }
 

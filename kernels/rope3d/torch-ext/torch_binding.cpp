@@ -56,8 +56,7 @@ rope3d::Grid grid_of(const GridArguments& by, const Tensor& q) {
 
 Rotation by_grid(const Tensor& q, const MaybeTensor& k, const GridArguments& by, const Form& form, bool inverse) {
   Rotation problem = rotation(q, k, form, inverse);
-  const auto& sizes = by.sizes;
-  const auto& pairs = by.pairs;
+  const auto& [table, sizes, pairs, interleaved_axes] = by;
   for (int i = 0; i < kAxes; ++i) {
     if (sizes[i] < 0 || pairs[i] < 0) fail("grid", "must have no negative size, nor a negative number of pairs");
   }
@@ -73,7 +72,7 @@ Rotation by_grid(const Tensor& q, const MaybeTensor& k, const GridArguments& by,
                      " * " + to_string(sizes[1]) + " * " + to_string(sizes[2]) + " + " + to_string(problem.prefix));
   }
   problem.grid = grid_of(by, q);
-  problem.first_rotated = by.interleaved_axes ? problem.passthrough() : 0;
+  problem.first_rotated = interleaved_axes ? problem.passthrough() : 0;
   return problem;
 }
 
