@@ -1,4 +1,4 @@
-// Asynchronous copies into shared memory (cp.async), L2 prefetch, and streaming (evict-first) stores.
+// Asynchronous copies into shared memory (cp.async), and L2 prefetch.
 //
 // Reads:    nothing of its own; the callers pass the addresses.
 // Must not: depend on the operation of a kernel.
@@ -98,37 +98,6 @@ __device__ __forceinline__ void cp_async_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 #endif
-}
-
-// Streaming stores (st.global.cs): L2 evicts these lines first, so results do not displace inputs.
-#if defined(USE_ROCM)
-template <typename Word>
-__device__ __forceinline__ void store_word_streaming(Word* to, Word word) {
-  *to = word;
-}
-#else
-__device__ __forceinline__ void store_word_streaming(uint16_t* to, uint16_t word) {
-  asm volatile("st.global.cs.u16 [%0], %1;" ::"l"(to), "h"(word) : "memory");
-}
-__device__ __forceinline__ void store_word_streaming(uint32_t* to, uint32_t word) {
-  asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
-}
-__device__ __forceinline__ void store_word_streaming(uint2* to, uint2 word) {
-  asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(word.x), "r"(word.y) : "memory");
-}
-__device__ __forceinline__ void store_word_streaming(uint4* to, uint4 word) {
-  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word.x), "r"(word.y), "r"(word.z),
-               "r"(word.w)
-               : "memory");
-}
-#endif
-
-template <typename T, int kWidth>
-__device__ __forceinline__ void store_streaming(T* to, const Vector<T, kWidth>& vector) {
-  using Whole = typename Word<sizeof(T) * kWidth>::Type;
-  Whole whole;
-  memcpy(&whole, &vector, sizeof(whole));
-  store_word_streaming(reinterpret_cast<Whole*>(to), whole);
 }
 
 }  // namespace kit

@@ -165,6 +165,7 @@ INLINE void round_all(float* values, int64_t count) {
 constexpr int64_t kBlockElements = 64;
 
 using Block = float[kBlockElements];
+using Floats = std::vector<float>;
 
 // Calls `work` with the beginning and the length of each block. `work` must be always inlined: in all calls but the
 // last the length is then a constant, and loops over the block need no tail. Needs -fno-tree-loop-distribute-patterns
@@ -174,6 +175,17 @@ INLINE void for_blocks(int64_t count, Work work) {
   int64_t start = 0;
   for (; start + kBlockElements <= count; start += kBlockElements) work(start, kBlockElements);
   if (start < count) work(start, count - start);
+}
+
+// Writes value(i), rounded, for `count` elements.
+template <class T, class Value>
+INLINE void write_values(typename T::Storage* to, int64_t count, Value&& value) {
+  for_blocks(count, [&](int64_t start, int64_t length) ALWAYS_INLINE {
+    Block values;
+#pragma omp simd
+    for (int64_t i = 0; i < length; ++i) values[i] = value(start + i);
+    encode_all<T>(values, length, to + start);
+  });
 }
 
 // Returns the sum of term(i) of `count` elements. A float32 sum of more elements than a part would have a larger error
@@ -228,10 +240,10 @@ INLINE void write_as(Type type, const float* values, void* to, int64_t begin, in
 
 // Returns the factors weight + offset, or ones without a weight.
 template <class T>
-INLINE std::vector<float> load_factors(const void* weight, Type type, float offset, int64_t count) {
-  std::vector<float> factors(count, 1.0f);
-  if (weight == nullptr) return factors;
-  read_as<T>(type, weight, 0, count, factors.data());
+INLINE Floats load_factors(const Parameter& weight, float offset, int64_t count) {
+  Floats factors(count, 1.0f);
+  if (weight.data == nullptr) return factors;
+  read_as<T>(weight.type, weight.data, 0, count, factors.data());
   for (float& factor : factors) factor += offset;
   return factors;
 }
@@ -244,6 +256,12 @@ INLINE float reciprocal_norm(double sum_of_squares, int64_t count, float eps) {
 template <class T>
 INLINE const typename T::Storage* at(const Rows& rows, int64_t row) {
   return static_cast<const typename T::Storage*>(rows.data) + rows.offset(row);
+}
+
+// Row `row` of contiguous rows.
+template <class T>
+INLINE typename T::Storage* row_at(void* data, int64_t row, int64_t hidden) {
+  return static_cast<typename T::Storage*>(data) + row * hidden;
 }
 
 #if defined(__x86_64__)
@@ -280,18 +298,23 @@ void run_with_type(const Work& work) {
   work(T{});
 }
 
-// Calls `work` with a value of the struct of a dtype, compiled for the instruction set of this CPU. `work` and the
-// functions that it calls are always inlined.
+// Calls `work` with a value of the struct of a dtype.
 template <class Work>
-void run_on_cpu(Type type, const Work& work) {
+INLINE void with_type(Type type, const Work& work) {
   switch (type) {
     case Type::float32:
-      return run_with_type<Float32>(work);
+      return work(Float32{});
     case Type::float16:
-      return run_with_type<Float16>(work);
+      return work(Float16{});
     case Type::bfloat16:
-      return run_with_type<BFloat16>(work);
+      return work(BFloat16{});
   }
+}
+
+// The same, compiled for the instruction set of this CPU. `work` and the functions that it calls are always inlined.
+template <class Work>
+void run_on_cpu(Type type, const Work& work) {
+  with_type(type, [&](auto dtype) { run_with_type<decltype(dtype)>(work); });
 }
 
 // Adds up the columns [begin, end) of partial sums, in place, and writes them.

@@ -31,22 +31,10 @@ constexpr Type kTypeOf = std::is_same_v<T, float>    ? Type::float32
 
 // The type of one load or store.
 template <size_t kBytes>
-struct Word;
-template <>
-struct Word<2> {
-  using Type = uint16_t;
-};
-template <>
-struct Word<4> {
-  using Type = uint32_t;
-};
-template <>
-struct Word<8> {
-  using Type = uint2;
-};
-template <>
-struct Word<16> {
-  using Type = uint4;
+struct Word {
+  static_assert(kBytes == 2 || kBytes == 4 || kBytes == 8 || kBytes == 16);
+  using Scalar = std::conditional_t<kBytes == 2, uint16_t, uint32_t>;
+  using Type = std::conditional_t<kBytes == 16, uint4, std::conditional_t<kBytes == 8, uint2, Scalar>>;
 };
 
 // clang returns a structure element by element: it splits a vector of 16-bit elements where it is loaded, and after a
@@ -100,6 +88,22 @@ __device__ __forceinline__ float decode(const Vector<T, kWidth>& vector, int i) 
   return decode(vector.elements[i]);
 }
 
+// Pairs of 16-bit elements.
+template <typename T>
+using PairOf = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+
+__device__ __forceinline__ float2 decode(__half2 pair) { return __half22float2(pair); }
+__device__ __forceinline__ float2 decode(__nv_bfloat162 pair) { return __bfloat1622float2(pair); }
+
+template <typename Pair>
+__device__ __forceinline__ Pair encode_pair(float2 pair) {
+  if constexpr (std::is_same_v<Pair, __half2>) {
+    return __floats2half2_rn(pair.x, pair.y);
+  } else {
+    return __float22bfloat162_rn(pair);
+  }
+}
+
 // Rounds all elements, 16-bit ones in pairs: that is one instruction per pair.
 template <typename T, int kWidth>
 __device__ __forceinline__ Vector<T, kWidth> encode_all(const float (&values)[kWidth]) {
@@ -110,13 +114,8 @@ __device__ __forceinline__ Vector<T, kWidth> encode_all(const float (&values)[kW
   } else {
 #pragma unroll
     for (int i = 0; i < kWidth; i += 2) {
-      if constexpr (std::is_same_v<T, __half>) {
-        const __half2 pair = __floats2half2_rn(values[i], values[i + 1]);
-        memcpy(&vector.elements[i], &pair, sizeof(pair));
-      } else {
-        const __nv_bfloat162 pair = __float22bfloat162_rn(make_float2(values[i], values[i + 1]));
-        memcpy(&vector.elements[i], &pair, sizeof(pair));
-      }
+      const auto pair = encode_pair<PairOf<T>>(make_float2(values[i], values[i + 1]));
+      memcpy(&vector.elements[i], &pair, sizeof(pair));
     }
   }
   return vector;
@@ -134,28 +133,33 @@ __device__ __forceinline__ void make_opaque(Vector<T, kWidth>& vector) {
   }
 }
 
+// Stores of a word: nvcc's __stwb, which clang lacks, and streaming stores, of lines that L2 evicts first, so that
+// results do not displace inputs.
 #if defined(USE_ROCM)
-template <typename Word>
-__device__ __forceinline__ void store_word(Word* to, Word word) {
-  *to = word;
-}
+#define STORE_WORD(name, instruction)                         \
+  template <typename Word>                                    \
+  __device__ __forceinline__ void name(Word* to, Word word) { \
+    *to = word;                                               \
+  }
 #else
-// nvcc's __stwb, which clang lacks.
-__device__ __forceinline__ void store_word(uint16_t* to, uint16_t word) {
-  asm volatile("st.global.wb.u16 [%0], %1;" ::"l"(to), "h"(word) : "memory");
-}
-__device__ __forceinline__ void store_word(uint32_t* to, uint32_t word) {
-  asm volatile("st.global.wb.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
-}
-__device__ __forceinline__ void store_word(uint2* to, uint2 word) {
-  asm volatile("st.global.wb.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(word.x), "r"(word.y) : "memory");
-}
-__device__ __forceinline__ void store_word(uint4* to, uint4 word) {
-  asm volatile("st.global.wb.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word.x), "r"(word.y), "r"(word.z),
-               "r"(word.w)
-               : "memory");
-}
+#define STORE_WORD(name, instruction)                                                                            \
+  __device__ __forceinline__ void name(uint16_t* to, uint16_t word) {                                            \
+    asm volatile(instruction ".u16 [%0], %1;" ::"l"(to), "h"(word) : "memory");                                  \
+  }                                                                                                              \
+  __device__ __forceinline__ void name(uint32_t* to, uint32_t word) {                                            \
+    asm volatile(instruction ".u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");                                  \
+  }                                                                                                              \
+  __device__ __forceinline__ void name(uint2* to, uint2 word) {                                                  \
+    asm volatile(instruction ".v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(word.x), "r"(word.y) : "memory");          \
+  }                                                                                                              \
+  __device__ __forceinline__ void name(uint4* to, uint4 word) {                                                  \
+    asm volatile(instruction ".v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word.x), "r"(word.y), "r"(word.z), \
+                 "r"(word.w)                                                                                     \
+                 : "memory");                                                                                    \
+  }
 #endif
+STORE_WORD(store_word, "st.global.wb")
+STORE_WORD(store_word_streaming, "st.global.cs")
 
 // Loads and stores move a vector as one word. With a plain assignment nvcc sometimes stores element by element.
 template <typename T, int kWidth>
@@ -175,6 +179,14 @@ __device__ __forceinline__ void store(T* to, const Vector<T, kWidth>& vector) {
   store_word(reinterpret_cast<Whole*>(to), whole);
 }
 
+template <typename T, int kWidth>
+__device__ __forceinline__ void store_streaming(T* to, const Vector<T, kWidth>& vector) {
+  using Whole = typename Word<sizeof(T) * kWidth>::Type;
+  Whole whole;
+  memcpy(&whole, &vector, sizeof(whole));
+  store_word_streaming(reinterpret_cast<Whole*>(to), whole);
+}
+
 // Returns an offset unchanged. clang computes the addresses that a loop does not change before it, and keeps them in
 // registers or spills them. Those of this result are computed in the loop, as nvcc does.
 __device__ __forceinline__ int computed_here(int offset) {
@@ -191,17 +203,13 @@ __device__ __forceinline__ float rounded_product(float a, float b) {
 #pragma clang fp contract(off)
   return a * b;
 }
-__device__ __forceinline__ __half2 rounded_product(__half2 a, __half2 b) {
-  return __floats2half2_rn(__low2float(a) * __low2float(b), __high2float(a) * __high2float(b));
+template <typename Pair>
+__device__ __forceinline__ Pair rounded_product(Pair a, Pair b) {
+  return encode_pair<Pair>(make_float2(decode(a).x * decode(b).x, decode(a).y * decode(b).y));
 }
-__device__ __forceinline__ __nv_bfloat162 rounded_product(__nv_bfloat162 a, __nv_bfloat162 b) {
-  return __float22bfloat162_rn(make_float2(__low2float(a) * __low2float(b), __high2float(a) * __high2float(b)));
-}
-__device__ __forceinline__ __half2 rounded_sum(__half2 a, __half2 b) {
-  return __floats2half2_rn(__low2float(a) + __low2float(b), __high2float(a) + __high2float(b));
-}
-__device__ __forceinline__ __nv_bfloat162 rounded_sum(__nv_bfloat162 a, __nv_bfloat162 b) {
-  return __float22bfloat162_rn(make_float2(__low2float(a) + __low2float(b), __high2float(a) + __high2float(b)));
+template <typename Pair>
+__device__ __forceinline__ Pair rounded_sum(Pair a, Pair b) {
+  return encode_pair<Pair>(make_float2(decode(a).x + decode(b).x, decode(a).y + decode(b).y));
 }
 #else
 __device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }

@@ -48,15 +48,6 @@ __device__ __forceinline__ void sum_over_block(float (&sums)[kSums], float (&scr
   }
 }
 
-// Synchronizes the threads of one row.
-__device__ __forceinline__ void synchronize_group() {
-  if (blockDim.x <= kWarp) {
-    __syncwarp();
-  } else {
-    synchronize_warps(threadIdx.y, blockDim.x);
-  }
-}
-
 // Sums over the threads of a row; each of them gets the totals. `scratch` has an element for each warp of the block. It
 // may be used again by the next call but one, so callers alternate between two.
 __device__ __forceinline__ void sum_over_group(float (&sums)[4], float4* scratch) {
@@ -72,7 +63,7 @@ __device__ __forceinline__ void sum_over_group(float (&sums)[4], float4* scratch
     if (warps <= 1 || over_warps) return;
     float4* const row_scratch = scratch + threadIdx.y * warps;
     if (lane == 0) row_scratch[threadIdx.x / kWarp] = make_float4(sums[0], sums[1], sums[2], sums[3]);
-    synchronize_group();
+    synchronize_warps(threadIdx.y, group);
     const float4 warp_sums = lane < warps ? row_scratch[lane] : float4{};
     sums[0] = warp_sums.x;
     sums[1] = warp_sums.y;

@@ -116,17 +116,15 @@ struct LaunchKey {
   Type name = value;                    \
   constexpr Row with_##name(Type to) const { return with(&Row::name, to); }
 
+constexpr auto kAcceptAll = [](const auto&) { return true; };
+
 // Returns the index of the first row that serves the call and that `accepts` accepts, or -1.
-template <typename Row, int kRows, typename Accepts>
-constexpr int find_row(const Row (&table)[kRows], const LaunchCall& call, const Accepts& accepts) {
+template <typename Row, int kRows, typename Accepts = decltype(kAcceptAll)>
+constexpr int find_row(const Row (&table)[kRows], const LaunchCall& call, const Accepts& accepts = kAcceptAll) {
   for (int row = 0; row < kRows; ++row) {
     if (table[row].serves(call) && accepts(table[row])) return row;
   }
   return -1;
-}
-template <typename Row, int kRows>
-constexpr int find_row(const Row (&table)[kRows], const LaunchCall& call) {
-  return find_row(table, call, [](const Row&) { return true; });
 }
 
 // Calls `launch` with the index `row` as a std::integral_constant, and returns whether there is such a row. `launch` is
@@ -149,8 +147,8 @@ bool with_row([[maybe_unused]] int row, [[maybe_unused]] const Launch& launch) {
 
 // Returns whether the rows that `accepts` accepts serve all calls that have these variants. They are in order of their
 // widths.
-template <typename Row, int kRows, typename Accepts>
-constexpr bool serves_all(const Row (&table)[kRows], Variants variants, const Accepts& accepts) {
+template <typename Row, int kRows, typename Accepts = decltype(kAcceptAll)>
+constexpr bool serves_all(const Row (&table)[kRows], Variants variants, const Accepts& accepts = kAcceptAll) {
   for (const Type type : {Type::float32, Type::float16, Type::bfloat16}) {
     int64_t width = 0;  // the smallest one that no row serves
     bool all = false;
@@ -163,10 +161,6 @@ constexpr bool serves_all(const Row (&table)[kRows], Variants variants, const Ac
     if (!all) return false;
   }
   return true;
-}
-template <typename Row, int kRows>
-constexpr bool serves_all(const Row (&table)[kRows], Variants variants = {}) {
-  return serves_all(table, variants, [](const Row&) { return true; });
 }
 
 }  // namespace kit

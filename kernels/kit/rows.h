@@ -19,6 +19,14 @@ namespace kit {
 
 enum class Type : int { float32, float16, bfloat16 };
 
+constexpr int64_t bytes_of(Type type) { return type == Type::float32 ? 4 : 2; }
+
+// A weight or a bias, the same for all rows.
+struct Parameter {
+  const void* data = nullptr;  // null: there is none
+  Type type = Type::float32;   // float32, or the rows' dtype
+};
+
 // The most leading dimensions that Rows can describe after folding; the binding makes tensors with more contiguous.
 constexpr int kMaxDims = 4;
 

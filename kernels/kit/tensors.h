@@ -18,11 +18,13 @@
 #include "kit/gpu_shims.h"
 #include "kit/rows.h"
 
-// The dispatch key of the ops.
+// The dispatch key of the ops, and whether it is that of GPUs.
 #if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
 #define KIT_BACKEND CUDA
+#define KIT_ON_GPU true
 #else
 #define KIT_BACKEND CPU
+#define KIT_ON_GPU false
 #endif
 
 namespace kit {
@@ -68,11 +70,8 @@ inline Type element_type(const Tensor& tensor, const char* argument) {
 
 // Throws unless the tensor is on a device of the backend that this binding is compiled for.
 inline void check_backend(const Tensor& tensor, const char* argument) {
-#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
-  if (!tensor.is_cuda()) fail(argument, "must be on a CUDA device");
-#else
-  if (!tensor.is_cpu()) fail(argument, "must be on the CPU");
-#endif
+  if (KIT_ON_GPU && !tensor.is_cuda()) fail(argument, "must be on a CUDA device");
+  if (!KIT_ON_GPU && !tensor.is_cpu()) fail(argument, "must be on the CPU");
 }
 
 inline void check_device(const Tensor& tensor, const char* argument, const Tensor& other,
@@ -115,16 +114,16 @@ inline Type type_beside(const Tensor& tensor, const char* argument, const Tensor
   return type;
 }
 
-// Checks a weight or bias of `elements` elements, of the dtype of x or float32, and sets its dtype. Replaces it by a
-// contiguous copy if its elements are not adjacent. Returns null if it is absent.
-inline const void* parameter_data(MaybeTensor& parameter, const char* argument, int64_t elements, const Tensor& x,
-                                  const char* x_name, Type* type) {
-  if (!parameter.has_value()) return nullptr;
+// Checks a weight or bias of `elements` elements, of the dtype of x or float32. Replaces it by a contiguous copy if its
+// elements are not adjacent.
+inline Parameter parameter_of(MaybeTensor& parameter, const char* argument, int64_t elements, const Tensor& x,
+                              const char* x_name = "x") {
+  if (!parameter.has_value()) return {};
   check_device(*parameter, argument, x, x_name);
   check_shape(*parameter, argument, {&elements, 1});
-  *type = type_beside(*parameter, argument, x, x_name);
+  const Type type = type_beside(*parameter, argument, x, x_name);
   if (!parameter->is_contiguous()) parameter = torch::stable::contiguous(*parameter);
-  return parameter->const_data_ptr();
+  return {parameter->const_data_ptr(), type};
 }
 
 // Whether the elements of the last dimension are adjacent.
@@ -167,7 +166,7 @@ inline Rows rows_of(Tensor& tensor, int most_dims = kMaxDims) {
   return rows;
 }
 
-#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
+#if KIT_ON_GPU
 
 // Throws if a launch returned an error.
 inline void check(int error) {
@@ -221,7 +220,7 @@ void run_parallel(const Problem& problem, int64_t count, int64_t elements) {
 template <class Problem>
 void launch(const Problem& problem, [[maybe_unused]] const Tensor& tensor, [[maybe_unused]] int64_t count,
             [[maybe_unused]] int64_t elements) {
-#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
+#if KIT_ON_GPU
   check(run(problem, current_stream(tensor)));
 #else
   run_parallel(problem, count, elements);

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 LIBC = ctypes.CDLL(None, use_errno=True)
-_X86 = os.uname().machine == "x86_64"
+X86 = os.uname().machine == "x86_64"
 _AT_FDCWD = -100
 _TIOCSTI, _FS_IOC_SETFLAGS, _FS_IOC_SETVERSION = 0x5412, 0x40086602, 0x40087602
 _CLONE_NEWUSER, _SIGCHLD = 0x10000000, 17
-_KEY_SPEC_SESSION_KEYRING = -3
+KEY_SPEC_SESSION_KEYRING = -3
 _F_OFD_GETLK, _F_OFD_SETLK, _LOCK = 36, 37, "hhqqi0q"
 
 
@@ -76,7 +76,7 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
             raise OSError("there is no lock")
 
     def new_user_namespace() -> None:
-        child = called(56 if _X86 else 220, _CLONE_NEWUSER | _SIGCHLD, 0, 0, 0, 0)
+        child = called(56 if X86 else 220, _CLONE_NEWUSER | _SIGCHLD, 0, 0, 0, 0)
         if child == 0:
             os._exit(0)
         os.waitpid(child, 0)
@@ -87,14 +87,14 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
             raise OSError(ctypes.get_errno(), "shmat")
 
     def keyring() -> None:
-        key = called(250 if _X86 else 219, 10, _KEY_SPEC_SESSION_KEYRING, b"user", outside["key"].encode(), 0)
-        called(250 if _X86 else 219, 11, key, ctypes.create_string_buffer(64), 64)
+        key = called(250 if X86 else 219, 10, KEY_SPEC_SESSION_KEYRING, b"user", outside["key"].encode(), 0)
+        called(250 if X86 else 219, 11, key, ctypes.create_string_buffer(64), 64)
 
     def memory_of_another() -> None:
         buffer = ctypes.create_string_buffer(8)
         local = struct.pack("PN", ctypes.addressof(buffer), 8)
         remote = struct.pack("PN", outside["address"], 8)
-        called(310 if _X86 else 270, outside["process"], local, 1, remote, 1, 0)
+        called(310 if X86 else 270, outside["process"], local, 1, remote, 1, 0)
 
     def made_writable() -> None:
         called(442, _AT_FDCWD, os.fsencode(here), 0, struct.pack("QQQQ", 0, 1, 0, 0), 32)  # clear MOUNT_ATTR_RDONLY
@@ -164,14 +164,14 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "terminal": lambda: fcntl.ioctl(0, _TIOCSTI, b"x"),
         "keyring": keyring,
         "shared-memory": shared_memory,
-        "message-queue": lambda: called(240 if _X86 else 180, b"kernel-builder-attack", 0o102, 0o600, None),
+        "message-queue": lambda: called(240 if X86 else 180, b"kernel-builder-attack", 0o102, 0o600, None),
         "process-memory": memory_of_another,
         "process-descriptor": lambda: called(438, called(434, outside["process"], 0), 0, 0),
         "signal": lambda: os.kill(outside["process"], 0),
         "environment": lambda: Path(f"/proc/{outside['process']}/environ").read_text(),
         "user-namespace": new_user_namespace,
-        "unshare": lambda: called(272 if _X86 else 97, _CLONE_NEWUSER),
-        "watch": lambda: called(254 if _X86 else 27, called(294 if _X86 else 26, 0), ctypes_path, 0xFFF),
+        "unshare": lambda: called(272 if X86 else 97, _CLONE_NEWUSER),
+        "watch": lambda: called(254 if X86 else 27, called(294 if X86 else 26, 0), ctypes_path, 0xFFF),
         "read": lambda: Path(outside["secret"]).read_text(),
         "write": lambda: Path(file).write_text("x"),
         "truncate": lambda: os.truncate(file, 0),
@@ -195,7 +195,7 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "priority": lambda: os.setpriority(os.PRIO_PROCESS, outside["victim"], 1),
         "affinity": lambda: os.sched_setaffinity(outside["victim"], {min(os.sched_getaffinity(0))}),
         "scheduler": lambda: os.sched_setscheduler(outside["victim"], os.SCHED_BATCH, os.sched_param(0)),
-        "disk-priority": lambda: called(251 if _X86 else 30, 1, outside["victim"], 3 << 13),
+        "disk-priority": lambda: called(251 if X86 else 30, 1, outside["victim"], 3 << 13),
         "notify": asked_about(fcntl.F_NOTIFY, fcntl.DN_CREATE),
         "lease": asked_about(fcntl.F_SETLEASE, fcntl.F_RDLCK),
         "command-line": of_another("cmdline"),

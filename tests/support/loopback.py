@@ -20,12 +20,12 @@ class QuietHandler(BaseHTTPRequestHandler):
             super().handle()
 
     def send(self, status: int, body: bytes = b"", **headers: str) -> None:
-        """Send a whole answer. `_` in the name of a header means `-`."""
+        """Send a whole answer, to HEAD without its body. `_` in the name of a header means `-`."""
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(b"" if self.command == "HEAD" else body)
 
     def send_json(self, status: int, answer: object) -> None:
         self.send(status, json.dumps(answer).encode())

@@ -17,17 +17,15 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from tests.support import inside_attacks
-from tests.support.inside_attacks import LIBC, METADATA, OWN_FILE, called
+from tests.support.inside_attacks import KEY_SPEC_SESSION_KEYRING, LIBC, METADATA, OWN_FILE, X86, called
 
-_X86 = os.uname().machine == "x86_64"
-_KEY_SPEC_SESSION_KEYRING = -3
 _IPC_CREAT, _IPC_RMID = 0o1000, 0
 
 
 def _drop_capabilities() -> None:
     """Become like a process of a user, or of a worker: a confined root may not change one with more capabilities."""
     LIBC.prctl(38, 1, 0, 0, 0)  # no program gets them back
-    called(126 if _X86 else 91, (0x20080522).to_bytes(8, "little"), bytes(24))
+    called(126 if X86 else 91, (0x20080522).to_bytes(8, "little"), bytes(24))
 
 
 class Outside:
@@ -61,7 +59,7 @@ class Outside:
             opened.callback(LIBC.shmctl, segment, _IPC_RMID, None)
             opened.callback(Path("/dev/full").chmod, Path("/dev/full").stat().st_mode & 0o777)
             with suppress(OSError):
-                called(248 if _X86 else 217, b"user", name.encode(), b"secret", 6, _KEY_SPEC_SESSION_KEYRING)
+                called(248 if X86 else 217, b"user", name.encode(), b"secret", 6, KEY_SPEC_SESSION_KEYRING)
             self._victim = opened.enter_context(subprocess.Popen(["sleep", "600"], preexec_fn=_drop_capabilities))  # noqa: PLW1509
             opened.callback(self._victim.kill)
             for descriptor in (terminals := os.openpty()):

@@ -15,14 +15,9 @@
 
 namespace adaln {
 
+using kit::Parameter;
 using kit::Rows;
 using kit::Type;
-
-// A weight or a bias, the same for all rows.
-struct Parameter {
-  const void* data = nullptr;  // null: there is none
-  Type type = Type::float32;   // float32, or the rows' dtype
-};
 
 // A scale, a shift or a gate: one row for each span of `span` consecutive rows of the problem.
 struct Modulation {

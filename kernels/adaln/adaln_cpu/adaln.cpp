@@ -20,8 +20,6 @@ namespace {
 
 using namespace kit;
 
-using Floats = std::vector<float>;
-
 // Reads `otherwise` where there is no such tensor.
 template <class T>
 INLINE void read(const Parameter& parameter, int64_t begin, float otherwise, Floats& values) {
@@ -39,22 +37,7 @@ INLINE void read(const Rows& rows, int64_t row, Floats& values) {
   decode_all<T>(at<T>(rows, row), static_cast<int64_t>(values.size()), values.data());
 }
 
-template <class T>
-INLINE typename T::Storage* row_at(void* data, int64_t row, int64_t hidden) {
-  return static_cast<typename T::Storage*>(data) + row * hidden;
-}
-
-// Writes value(i), rounded, for `count` elements.
-template <class T, class Value>
-INLINE void write_values(typename T::Storage* to, int64_t count, Value&& value) {
-  for_blocks(count, [&](int64_t start, int64_t length) ALWAYS_INLINE {
-    Block values;
-#pragma omp simd
-    for (int64_t i = 0; i < length; ++i) values[i] = value(start + i);
-    encode_all<T>(values, length, to + start);
-  });
-}
-// The same for a row of T or float32.
+// Writes value(i), rounded, for a row of T or float32.
 template <class T, class Value>
 INLINE void write_row(void* data, Type type, int64_t row, int64_t hidden, Value&& value) {
   if (type == Type::float32) return write_values<Float32>(row_at<Float32>(data, row, hidden), hidden, value);

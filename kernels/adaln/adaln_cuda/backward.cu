@@ -303,12 +303,8 @@ int run(const Backward& problem, void* stream) {
   reduction.add(problem.grad_bias, problem.bias.type, true, {kSlope, {}});
   if (problem.span > 1) {
     reduction.scale = problem.scale;
-    const Term slope_times_normed{kSlopeTimesNormed, problem.weight};
-    if (problem.bias.data == nullptr) {
-      reduction.add(problem.grad_scale, problem.scale.type, false, slope_times_normed);
-    } else {
-      reduction.add(problem.grad_scale, problem.scale.type, false, slope_times_normed, {kSlope, problem.bias});
-    }
+    reduction.add(problem.grad_scale, problem.scale.type, false, {kSlopeTimesNormed, problem.weight},
+                  {kSlope, problem.bias}, problem.bias.data == nullptr ? 1 : 2);
     reduction.add(problem.grad_shift, problem.scale.type, false, {kSlope, {}});
     reduction.add(problem.grad_gate, problem.gate.type, false, {problem.sums.gate(), {}});
   }

@@ -27,7 +27,8 @@ __device__ __forceinline__ void multiply_by_factors(SharedAddress from, int grou
   }
 }
 
-// Sums over the threads of a row.
+// Sums over the threads of a row. All rows of a block execute the same number of these barriers: compute-sanitizer
+// counts them when it looks for races on the shared memory that all threads use at the end.
 struct RowSums {
   int lane, padded_warps;
   bool high, odd;          // of the lane's quarter of the warp
@@ -53,7 +54,7 @@ struct RowSums {
 #pragma unroll
     for (int distance = 4; distance > 0; distance /= 2) total += shuffle_xor(total, distance);
     if (lane % 8 == 0) store_shared(exchange + own, total);
-    synchronize_row(threadIdx.y, group);
+    synchronize_warps(threadIdx.y, group);
     sums[0] = sums[1] = sums[2] = sums[3] = 0.0f;
 #pragma unroll 1
     for (int warp = 0; warp < padded_warps; warp += 4) {
@@ -98,7 +99,7 @@ __device__ __forceinline__ RingMoments find_moments(const RingBackward& problem,
     variance = problem.average(all[1]) - mean * mean;
     if (!problem.centered || again) break;
     if (4.0f * mean * mean <= variance) {
-      synchronize_row(threadIdx.y, at.group);  // matches the barrier of rows that compute their sums again
+      synchronize_warps(threadIdx.y, at.group);  // matches the barrier of rows that compute their sums again
       break;
     }
     // The squares of a row far from zero have lost digits: its sums are computed again, from differences from the mean.
@@ -204,8 +205,8 @@ __device__ __forceinline__ void store_sums(const RingBackward& problem, const Ri
   }
   const int vectors = at.hidden / 4;
   if (missed) {  // the barriers of the missing row
-    synchronize_row(threadIdx.y, at.group);
-    if (problem.centered) synchronize_row(threadIdx.y, at.group);
+    synchronize_warps(threadIdx.y, at.group);
+    if (problem.centered) synchronize_warps(threadIdx.y, at.group);
   }
   __syncthreads();
   share_sums(problem, at, vectors, sums, memory);

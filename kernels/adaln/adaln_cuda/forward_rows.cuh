@@ -43,8 +43,7 @@ __device__ __forceinline__ void add_branch(const TiledForward& problem, const Ti
         if constexpr (kForwardTable[kRow].is(Branch::plain)) {
           return add(x, pair_of<T>(branch[r][i], pair));
         } else if constexpr (kGate == Arithmetic::stepwise) {
-          return add(x, Packed<T>::widen(
-                            rounded_product(packed_pair<T>(branch[r][i], pair), packed_pair<T>(gates[i][0], pair))));
+          return add(x, decode(rounded_product(packed_pair<T>(branch[r][i], pair), packed_pair<T>(gates[i][0], pair))));
         } else {
           constexpr bool kFloat32 = kGate == Arithmetic::float32;
           return multiply_add(pair_of<T>(branch[r][i], pair), factor_pair<T, kFloat32>(gates[i], pair), x);
@@ -177,9 +176,10 @@ __device__ __forceinline__ void norm_rows(const TiledForward& problem, const Til
       change_pairs<T>(words[r][i], [&](int pair, float2 x) {
         const float2 difference = make_float2(x.x - means[r], x.y - means[r]);
         if constexpr (kNorm == Arithmetic::stepwise) {
-          const auto normed = Packed<T>::round(make_float2(difference.x * rstds[r], difference.y * rstds[r]));
-          const auto scale = rounded_sum(packed_pair<T>(factor[0], pair), Packed<T>::round(make_float2(1.0f, 1.0f)));
-          return add(Packed<T>::widen(rounded_product(normed, scale)), pair_of<T>(offset[0], pair));
+          using Pair = PairOf<T>;
+          const auto normed = encode_pair<Pair>(make_float2(difference.x * rstds[r], difference.y * rstds[r]));
+          const auto scale = rounded_sum(packed_pair<T>(factor[0], pair), encode_pair<Pair>(make_float2(1.0f, 1.0f)));
+          return add(decode(rounded_product(normed, scale)), pair_of<T>(offset[0], pair));
         } else {
           constexpr bool kFloat32 = kNorm == Arithmetic::float32;
           const float2 rstd = make_float2(rstds[r], rstds[r]);

@@ -187,23 +187,8 @@ __device__ __forceinline__ float2 factor_pair(const FactorWords& words, int pair
 // A pair of 16-bit elements. Products and sums of pairs are rounded once, as those of float32 that are then rounded:
 // the float32 products are exact, and so are the sums 1 + scale, except where they round to 1.
 template <typename T>
-struct Packed;
-template <>
-struct Packed<__half> {
-  using Type = __half2;
-  static __device__ __forceinline__ Type round(float2 pair) { return __floats2half2_rn(pair.x, pair.y); }
-  static __device__ __forceinline__ float2 widen(Type pair) { return __half22float2(pair); }
-};
-template <>
-struct Packed<__nv_bfloat16> {
-  using Type = __nv_bfloat162;
-  static __device__ __forceinline__ Type round(float2 pair) { return __float22bfloat162_rn(pair); }
-  static __device__ __forceinline__ float2 widen(Type pair) { return __bfloat1622float2(pair); }
-};
-
-template <typename T>
-__device__ __forceinline__ typename Packed<T>::Type packed_pair(uint4 word, int pair) {
-  typename Packed<T>::Type packed;
+__device__ __forceinline__ PairOf<T> packed_pair(uint4 word, int pair) {
+  PairOf<T> packed;
   const uint32_t parts[4] = {word.x, word.y, word.z, word.w};
   memcpy(&packed, &parts[pair], sizeof(packed));
   return packed;

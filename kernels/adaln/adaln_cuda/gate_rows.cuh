@@ -193,7 +193,7 @@ bool launch_gate_of(const Forward& problem, const DeviceProperties& device, cuda
   constexpr int kWidth = kVectorWidth<T>;
   StridedRows residual, branch, gate;
   if (!all_aligned(problem) || problem.rows >= INT32_MAX || !as_strided(problem.x, problem.span, &residual) ||
-      !as_strided(problem.branch, problem.span, &branch) || !as_strided(problem.gate, &gate)) {
+      !as_strided(problem.branch, problem.span, &branch) || !as_strided(problem.gate.rows, 1, &gate)) {
     return false;
   }
   const StridedGate strided{residual,
@@ -220,7 +220,7 @@ bool launch_gate_of(const Backward& problem, const DeviceProperties&, cudaStream
   const int64_t rows = problem.rows / problem.sums.groups, parts = problem.sums.groups * problem.sums.parts;
   StridedRows grad, branch, gate;
   if (!all_aligned(problem) || problem.rows >= INT32_MAX || !as_strided(problem.grad_sum, rows, &grad) ||
-      !as_strided(problem.branch, rows, &branch) || !as_strided(problem.gate, &gate)) {
+      !as_strided(problem.branch, rows, &branch) || !as_strided(problem.gate.rows, 1, &gate)) {
     return false;
   }
   if (problem.grad_gate == nullptr) branch.data = nullptr;

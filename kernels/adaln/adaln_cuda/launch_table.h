@@ -44,6 +44,7 @@ struct ForwardConfig : kit::LaunchKey<ForwardConfig> {
   LAUNCH_FIELD(uint32_t, prefetch_spans, 8)                // spans whose modulations the first blocks prefetch
 };
 constexpr ForwardConfig kWideForward = ForwardConfig().for_dtypes(kFloat32).for_widths(1025, 2048).with_vectors(4);
+constexpr ForwardConfig kBfloat16Forward = ForwardConfig().for_dtypes(kBfloat16).for_capabilities(kHopperAndBlackwell);
 constexpr ForwardConfig kForwardTable[] = {
     // Wide float32 rows have as many bytes as 16-bit rows of twice the width: twice the vectors a thread.
     kWideForward.for_variants(Branch::none, FactorCount::any),
@@ -57,15 +58,8 @@ constexpr ForwardConfig kForwardTable[] = {
     ForwardConfig().for_variants(Branch::plain, FactorCount::one),
     // Modulations in float32 (Wan), rounding of each step (LTX-Video), and a weight and a bias. On other capabilities
     // and for other dtypes the first two rows take these: with more code, the package grows too large.
-    ForwardConfig()
-        .for_variants(Branch::none, FactorCount::one)
-        .for_dtypes(kBfloat16)
-        .for_capabilities(kHopperAndBlackwell)
-        .with_rows(2),
-    ForwardConfig()
-        .for_variants(Branch::gated, FactorCount::one)
-        .for_dtypes(kBfloat16)
-        .for_capabilities(kHopperAndBlackwell),
+    kBfloat16Forward.for_variants(Branch::none, FactorCount::one).with_rows(2),
+    kBfloat16Forward.for_variants(Branch::gated, FactorCount::one),
 };
 
 // Backward, fast path: rows pass through a ring buffer in shared memory. One block an SM. It takes rows of up to
@@ -123,21 +117,15 @@ struct RingScheduleConfig : kit::LaunchKey<RingScheduleConfig> {
 //                         the SM already. That is worth more than a full block where there are few iterations. float32
 //                         and vectors of 8 bytes take fewer registers a thread, so they need no limit.
 //   fewest_iterations     With 288 threads, some rows are in flight while others are processed.
+constexpr RingScheduleConfig kGatedRingSchedule =
+    RingScheduleConfig().for_variants(Branch::gated).with_max_threads(384).with_long_bytes_in_flight(32 * 1024);
+constexpr RingScheduleConfig limit_few_iterations(RingScheduleConfig schedule) {
+  return schedule.for_dtypes(kTwoByteDtypes).with_vector_bytes(16).with_few_iterations(7).with_fewest_iterations(4);
+}
 constexpr RingScheduleConfig kRingScheduleTable[] = {
-    RingScheduleConfig()
-        .for_variants(Branch::gated)
-        .for_dtypes(kTwoByteDtypes)
-        .with_vector_bytes(16)
-        .with_max_threads(384)
-        .with_long_bytes_in_flight(32 * 1024)
-        .with_few_iterations(7)
-        .with_fewest_iterations(4),
-    RingScheduleConfig()
-        .for_dtypes(kTwoByteDtypes)
-        .with_vector_bytes(16)
-        .with_few_iterations(7)
-        .with_fewest_iterations(4),
-    RingScheduleConfig().for_variants(Branch::gated).with_max_threads(384).with_long_bytes_in_flight(32 * 1024),
+    limit_few_iterations(kGatedRingSchedule),
+    limit_few_iterations(RingScheduleConfig()),
+    kGatedRingSchedule,
     RingScheduleConfig(),
 };
 

@@ -46,11 +46,8 @@ struct Reduction {
   int count = 0;
   Total totals[kMaxTotals];
 
-  void add(void* data, Type type, bool over_groups, Term first) {
-    if (data != nullptr) totals[count++] = {data, type, over_groups, 1, {first, {}}};
-  }
-  void add(void* data, Type type, bool over_groups, Term first, Term second) {
-    if (data != nullptr) totals[count++] = {data, type, over_groups, 2, {first, second}};
+  void add(void* data, Type type, bool over_groups, Term first, Term second = {}, int terms = 1) {
+    if (data != nullptr) totals[count++] = {data, type, over_groups, terms, {first, second}};
   }
 };
 

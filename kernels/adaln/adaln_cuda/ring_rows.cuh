@@ -23,10 +23,6 @@ struct RingBackward : BackwardRows {
   uint32_t stages;
 };
 
-// Synchronizes the threads of one row. All rows of a block execute the same number of these barriers: compute-sanitizer
-// counts them when it looks for races on the shared memory that all threads use at the end.
-__device__ __forceinline__ void synchronize_row(int row, int threads) { synchronize_warps(row, threads); }
-
 // The tensors of which the ring has rows.
 constexpr int ring_tensors(Branch branch) { return branch == Branch::none ? 2 : branch == Branch::plain ? 3 : 4; }
 

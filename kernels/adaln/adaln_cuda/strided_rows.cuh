@@ -43,12 +43,6 @@ inline bool as_strided(const Rows& rows, int64_t span, StridedRows* strided) {
   return rows.dims == 2 && rows.sizes[1] == span;
 }
 
-inline bool as_strided(const Modulation& modulation, StridedRows* strided) {
-  return as_strided(modulation.rows, 1, strided);
-}
-
-inline int64_t bytes_of(Type type) { return type == Type::float32 ? 4 : 2; }
-
 using kit::aligned;
 inline bool aligned(const Modulation& modulation) { return kit::aligned(modulation.rows, bytes_of(modulation.type)); }
 

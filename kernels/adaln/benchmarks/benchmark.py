@@ -15,8 +15,13 @@ EPS = 1e-6
 BLOCKS = [(2, 1024, 2048), (1, 4096, 3072), (2, 4992, 2048), (1, 16384, 3072), (2, 4096, 1152)]
 # Unusual widths, a single row, and many short rows.
 OTHERS = [(1, 4096, 1000), (1, 4096, 5120), (1, 4096, 7168), (1, 1, 3072), (1, 131072, 64)]
+# Wan 2.1 (two sizes of video) and LTX-Video (two), after attention to the text.
+WAN, LTX = [(1, 7800, 1536), (1, 32760, 1536)], [(1, 2464, 2048), (1, 7056, 2048)]
 CPU = [(2, 256, 1152), (1, 256, 3072)]
-SHAPES = {name: {"cuda": BLOCKS + OTHERS, "cpu": CPU} for name in ("forward", "backward")}
+SHAPES, WAN_SHAPES, LTX_SHAPES = (
+    {name: {"cuda": shapes, "cpu": CPU} for name in ("forward", "backward")}
+    for shapes in (BLOCKS + OTHERS, WAN + OTHERS, LTX)
+)
 
 
 class Block:
@@ -116,13 +121,6 @@ class GateResidualAdaNorm(Block, Workload):
     def eager(self, residual, branch, gate, scale, shift):
         total = gated(residual, branch, gate)
         return total, layer_norm(total, scale, shift)
-
-
-# Wan 2.1 (two sizes of video) and LTX-Video (two), after attention to the text.
-WAN, LTX = [(1, 7800, 1536), (1, 32760, 1536)], [(1, 2464, 2048), (1, 7056, 2048)]
-WAN_SHAPES, LTX_SHAPES = (
-    {name: {"cuda": shapes, "cpu": CPU} for name in ("forward", "backward")} for shapes in (WAN + OTHERS, LTX)
-)
 
 
 class AddAdaNorm(Block, Workload):

@@ -18,13 +18,6 @@ using namespace kit;
 
 int64_t hidden_of(const Tensor& x) { return x.size(x.dim() - 1); }
 
-// Replaces the parameter by a contiguous copy if its elements are not adjacent.
-adaln::Parameter parameter_of(MaybeTensor& parameter, const char* argument, const Tensor& x, const char* x_name) {
-  adaln::Parameter result;
-  result.data = parameter_data(parameter, argument, hidden_of(x), x, x_name, &result.type);
-  return result;
-}
-
 // Checks the scale, shift and gate of one call, each of which has one row for every `span` rows of x.
 class Modulations {
  public:
@@ -79,13 +72,6 @@ void check_pair(const MaybeTensor& scale, const MaybeTensor& shift) {
   if (scale.has_value() && dtype(*scale) != dtype(*shift)) fail("shift", "must have the dtype of scale");
 }
 
-// The CUDA kernels write the gradients of a single row directly, without partial sums.
-#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
-constexpr bool kOneRowIsSummed = false;
-#else
-constexpr bool kOneRowIsSummed = true;
-#endif
-
 // Divides the rows of a problem into parts. Returns the partial sums, if they are needed; they must outlive the launch.
 MaybeTensor prepare_sums(adaln::Backward& problem, bool needed, int count, const Tensor& x) {
   problem.sums.groups = problem.span == 1 ? 1 : problem.rows / problem.span;
@@ -129,8 +115,8 @@ std::tuple<MaybeTensor, Tensor> forward(Tensor x, const char* x_name, MaybeTenso
   check_pair(scale, shift);
   problem.gate = modulation(gate, "gate");
   problem.span = modulation.span();
-  problem.weight = parameter_of(weight, "weight", x, x_name);
-  problem.bias = parameter_of(bias, "bias", x, x_name);
+  problem.weight = parameter_of(weight, "weight", hidden_of(x), x, x_name);
+  problem.bias = parameter_of(bias, "bias", hidden_of(x), x, x_name);
 
   MaybeTensor sum;
   if (branch.has_value()) sum = allocate_like(x);
@@ -203,8 +189,8 @@ Gradients ada_norm_backward(MaybeTensor grad, Tensor x, MaybeTensor scale, Maybe
   problem.scale = modulation(scale, "scale");
   problem.gate = modulation(gate, "gate");
   problem.span = modulation.span();
-  problem.weight = parameter_of(weight, "weight", x, "x");
-  problem.bias = parameter_of(bias, "bias", x, "x");
+  problem.weight = parameter_of(weight, "weight", hidden_of(x), x);
+  problem.bias = parameter_of(bias, "bias", hidden_of(x), x);
 
   const bool own = problem.span == 1, zero = x.numel() == 0;
   Tensor grad_x = grad.has_value() ? allocate_like(x) : Tensor();
@@ -232,12 +218,13 @@ Gradients ada_norm_backward(MaybeTensor grad, Tensor x, MaybeTensor scale, Maybe
     problem.grad_bias = data_of(grad_bias);
     const bool of_parameters = problem.grad_weight != nullptr || problem.grad_bias != nullptr;
     const bool of_modulations = problem.grad_scale != nullptr || problem.grad_gate != nullptr;
-    const bool summed = (of_parameters && (kOneRowIsSummed || problem.rows > 1)) || (of_modulations && !own);
+    // The CUDA kernels write the gradients of a single row directly, without partial sums.
+    const bool summed = (of_parameters && (!KIT_ON_GPU || problem.rows > 1)) || (of_modulations && !own);
     const int count = (grad.has_value() ? 2 : 0) + (problem.grad_gate != nullptr && !own ? 1 : 0);
     [[maybe_unused]] const auto partial = prepare_sums(problem, summed, count, x);
     const int64_t parts = problem.sums.groups * problem.sums.parts;
     launch(problem, x, parts, (problem.rows + parts - 1) / parts * problem.hidden);
-#if !defined(CUDA_KERNEL) && !defined(ROCM_KERNEL)
+#if !KIT_ON_GPU
     if (summed) run_parallel(problem, problem.hidden, parts * count, adaln::reduce);
 #endif
   }

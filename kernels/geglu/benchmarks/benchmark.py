@@ -19,8 +19,6 @@ SHAPES = {name: {"cuda": LAYERS + OTHERS, "cpu": CPU} for name in ("forward", "b
 # Feed-forward layers of Qwen3-8B for two tensors, and of an image model for halves.
 SWIGLU = {"cuda": [(1, 8192, 8192)], "cpu": [(1, 256, 5120)]}
 SWIGLU_PAIR = {"cuda": [(1, 128, 12288), (1, 8192, 12288)], "cpu": [(1, 128, 12288)]}
-SWIGLU_SHAPES = dict.fromkeys(("forward", "forward + backward"), SWIGLU)
-SWIGLU_PAIR_SHAPES = dict.fromkeys(("forward", "forward + backward"), SWIGLU_PAIR)
 
 ACTIVATIONS = {"gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "silu": F.silu}
 
@@ -80,7 +78,7 @@ class GEGLUPair(Workload):
 
 class SwiGLU(Workload):
     title = "swiglu"
-    shapes = SWIGLU_SHAPES
+    shapes = dict.fromkeys(("forward", "forward + backward"), SWIGLU)
     small = (1, 8, 1024)
     activation = "silu"
     inputs, naive, eager = GEGLU.inputs, GEGLU.naive, GEGLU.eager
@@ -91,7 +89,7 @@ class SwiGLU(Workload):
 
 class SwiGLUPair(Workload):
     title = "swiglu_pair"
-    shapes = SWIGLU_PAIR_SHAPES
+    shapes = dict.fromkeys(("forward", "forward + backward"), SWIGLU_PAIR)
     small = (1, 8, 1024)
     peers = SWIGLU_PEERS
     activation = "silu"

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "geglu/problem.h"
 #include "kit/rows.h"
 
 namespace geglu {
@@ -223,5 +224,18 @@ struct Silu {
  private:
   static KIT_HOST_DEVICE float exponent(float x) { return fabsf(x) * static_cast<float>(-kLog2E); }
 };
+
+// Calls `use` with a value of the activation's class.
+template <class Math, class Use>
+inline __attribute__((always_inline)) void with_activation(Activation activation, const Use& use) {
+  switch (activation) {
+    case Activation::gelu:
+      return use(Gelu<Math>{});
+    case Activation::gelu_tanh:
+      return use(GeluTanh<Math>{});
+    case Activation::silu:
+      return use(Silu<Math>{});
+  }
+}
 
 }  // namespace geglu

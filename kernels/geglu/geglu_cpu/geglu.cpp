@@ -93,14 +93,9 @@ template <class T, class Problem>
 INLINE void run_elements(const Problem& problem, int64_t begin, int64_t end) {
   using Element = std::conditional_t<std::is_same_v<T, BFloat16>, RoundedBFloat16, T>;
   using Math = std::conditional_t<std::is_same_v<T, Float32>, Accurate, FastPortable>;
-  switch (problem.activation) {
-    case Activation::gelu:
-      return run_range<Element, Gelu<Math>>(problem, begin, end);
-    case Activation::gelu_tanh:
-      return run_range<Element, GeluTanh<Math>>(problem, begin, end);
-    case Activation::silu:
-      return run_range<Element, Silu<Math>>(problem, begin, end);
-  }
+  with_activation<Math>(problem.activation, [&](auto activation) ALWAYS_INLINE {
+    run_range<Element, decltype(activation)>(problem, begin, end);
+  });
 }
 
 }  // namespace

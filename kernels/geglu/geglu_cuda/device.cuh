@@ -33,19 +33,6 @@ struct CudaIntrinsics {
 template <typename T>
 using MathFor = std::conditional_t<std::is_same_v<T, float>, Accurate, Fast<CudaIntrinsics>>;
 
-// Calls `launch` with the Tag of the activation.
-template <typename T, typename Launch>
-void dispatch_activation(Activation activation, Launch&& launch) {
-  switch (activation) {
-    case Activation::gelu:
-      return launch(Tag<Gelu<MathFor<T>>>{});
-    case Activation::gelu_tanh:
-      return launch(Tag<GeluTanh<MathFor<T>>>{});
-    case Activation::silu:
-      return launch(Tag<Silu<MathFor<T>>>{});
-  }
-}
-
 // The vectors of one launch: at most 2^30, so that 32-bit arithmetic numbers them. A vector may be a single element.
 struct Chunk {
   int64_t first_row, first_column;
@@ -89,29 +76,26 @@ struct KernelConfig {
   using Rows = StridedRows<T, kWidth>;
 };
 
-// Calls `launch(row)` with the row of the launch table for a call, as a std::integral_constant.
+// Calls `launch(config, chunk, blocks)` with the KernelConfig for a call and each chunk of at most 2^30 vectors.
 template <typename T, typename Launch>
-void dispatch_row(bool vectors, int64_t hidden, const Launch& launch) {
-  const Variants access = vectors ? Access::vectors : Access::elements;
-  with_row<kLaunchTable, dtype_bit(kTypeOf<T>)>(
-      find_row(kLaunchTable, {compiled_capability(), kTypeOf<T>, access, hidden}), launch);
-}
-
-// Calls `launch(chunk, blocks)` for each chunk of at most 2^30 vectors.
-template <class Config, typename Launch>
-void for_each_chunk(int64_t rows, int64_t hidden, const Launch& launch) {
+void for_each_chunk(bool vectors, int64_t rows, int64_t hidden, const Launch& launch) {
   constexpr int64_t kMaxVectors = int64_t{1} << 30;
-  constexpr int64_t kTile = Config::kThreads * Config::kLoads;
-  const int64_t vectors_per_row = hidden / Config::kWidth;
-  for (int64_t column = 0; column < vectors_per_row; column += kMaxVectors) {
-    const auto columns = static_cast<uint32_t>(std::min(kMaxVectors, vectors_per_row - column));
-    const int64_t step = kMaxVectors / columns;
-    for (int64_t row = 0; row < rows; row += step) {
-      const auto count = static_cast<uint32_t>(std::min(step, rows - row) * columns);
-      launch(Chunk{row, column * Config::kWidth, count, columns, fast_divisor(columns)},
-             static_cast<unsigned>((count + kTile - 1) / kTile));
+  const Variants access = vectors ? Access::vectors : Access::elements;
+  const int number = find_row(kLaunchTable, {compiled_capability(), kTypeOf<T>, access, hidden});
+  with_row<kLaunchTable, dtype_bit(kTypeOf<T>)>(number, [&](auto index) {
+    using Config = KernelConfig<T, index()>;
+    constexpr int64_t kTile = Config::kThreads * Config::kLoads;
+    const int64_t vectors_per_row = hidden / Config::kWidth;
+    for (int64_t column = 0; column < vectors_per_row; column += kMaxVectors) {
+      const auto columns = static_cast<uint32_t>(std::min(kMaxVectors, vectors_per_row - column));
+      const int64_t step = kMaxVectors / columns;
+      for (int64_t row = 0; row < rows; row += step) {
+        const auto count = static_cast<uint32_t>(std::min(step, rows - row) * columns);
+        launch(Config{}, Chunk{row, column * Config::kWidth, count, columns, fast_divisor(columns)},
+               static_cast<unsigned>((count + kTile - 1) / kTile));
+      }
     }
-  }
+  });
 }
 
 }  // namespace geglu

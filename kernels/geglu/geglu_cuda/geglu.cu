@@ -89,13 +89,11 @@ void launch(const Forward& problem, cudaStream_t stream) {
   constexpr int64_t kWidth = kVectorBytes / sizeof(T);
   const bool vectors = problem.hidden % kWidth == 0 && aligned(problem.gate, sizeof(T)) &&
                        aligned(problem.up, sizeof(T)) && aligned(problem.out);
-  dispatch_row<T>(vectors, problem.hidden, [&](auto row) {
-    using Row = KernelConfig<T, row()>;
-    for_each_chunk<Row>(problem.rows, problem.hidden, [&](const Chunk& chunk, unsigned blocks) {
-      T* out = static_cast<T*>(problem.out) + chunk.first_row * problem.hidden + chunk.first_column;
-      const ForwardTensors<T, Row> tensors{{problem.gate, chunk}, {problem.up, chunk}, out};
-      launch_with_pdl(forward_kernel<T, Row, G>, blocks, Row::kThreads, 0, stream, tensors, chunk);
-    });
+  for_each_chunk<T>(vectors, problem.rows, problem.hidden, [&](auto config, const Chunk& chunk, unsigned blocks) {
+    using Config = decltype(config);
+    T* out = static_cast<T*>(problem.out) + chunk.first_row * problem.hidden + chunk.first_column;
+    const ForwardTensors<T, Config> tensors{{problem.gate, chunk}, {problem.up, chunk}, out};
+    launch_with_pdl(forward_kernel<T, Config, G>, blocks, Config::kThreads, 0, stream, tensors, chunk);
   });
 }
 
@@ -105,16 +103,14 @@ void launch(const Backward& problem, cudaStream_t stream) {
   const bool vectors = problem.hidden % kWidth == 0 && problem.stride % kWidth == 0 &&
                        aligned(problem.grad, sizeof(T)) && aligned(problem.gate, sizeof(T)) &&
                        aligned(problem.up, sizeof(T)) && aligned(problem.grad_gate) && aligned(problem.grad_up);
-  dispatch_row<T>(vectors, problem.hidden, [&](auto row) {
-    using Row = KernelConfig<T, row()>;
-    for_each_chunk<Row>(problem.rows, problem.hidden, [&](const Chunk& chunk, unsigned blocks) {
-      const BackwardTensors<Row> tensors{{problem.grad, chunk},
-                                         {problem.gate, chunk},
-                                         {problem.up, chunk},
-                                         {problem.grad_gate, problem.stride, chunk},
-                                         {problem.grad_up, problem.stride, chunk}};
-      launch_with_pdl(backward_kernel<T, Row, G>, blocks, Row::kThreads, 0, stream, tensors, chunk);
-    });
+  for_each_chunk<T>(vectors, problem.rows, problem.hidden, [&](auto config, const Chunk& chunk, unsigned blocks) {
+    using Config = decltype(config);
+    const BackwardTensors<Config> tensors{{problem.grad, chunk},
+                                          {problem.gate, chunk},
+                                          {problem.up, chunk},
+                                          {problem.grad_gate, problem.stride, chunk},
+                                          {problem.grad_up, problem.stride, chunk}};
+    launch_with_pdl(backward_kernel<T, Config, G>, blocks, Config::kThreads, 0, stream, tensors, chunk);
   });
 }
 
@@ -122,8 +118,8 @@ template <class Problem>
 int launch_typed(const Problem& problem, void* stream) {
   return dispatch_dtype(problem.type, [&](auto type) {
     using T = typename decltype(type)::Element;
-    dispatch_activation<T>(problem.activation, [&](auto activation) {
-      launch<T, typename decltype(activation)::Element>(problem, static_cast<cudaStream_t>(stream));
+    with_activation<MathFor<T>>(problem.activation, [&](auto activation) {
+      launch<T, decltype(activation)>(problem, static_cast<cudaStream_t>(stream));
     });
   });
 }

@@ -49,13 +49,6 @@ def of_pair(gate, up, activation="gelu"):
     return kernel.geglu_pair(gate, up, "tanh" if activation == "gelu_tanh" else "none")
 
 
-def units_apart(a, b):
-    """Return the distance between two 16-bit tensors, in representable numbers."""
-    ordered = [t.view(torch.int16).int() for t in (a, b)]
-    ordered = [torch.where(bits < 0, -(bits & 0x7FFF), bits) for bits in ordered]
-    return (ordered[0] - ordered[1]).abs()
-
-
 EMPTY = [2, 3, 16]  # batch, tokens and elements
 OPS = {}
 for name in ACTIVATIONS:

@@ -2,20 +2,19 @@
 
 import pytest
 import torch
-from reference_geglu import (
-    ACTIVATIONS,
-    GATES,
-    HIDDEN,
-    eager,
-    kernel,
-    of_halves,
-    of_pair,
-    ops,
-    random,
-    split,
+from reference_geglu import ACTIVATIONS, GATES, HIDDEN, eager, kernel, of_halves, of_pair, ops, random, split
+from testing import (
+    DEVICE,
+    DTYPES,
+    assert_accurate,
+    copies,
+    doubles,
+    gpu,
+    gradients,
+    results_and_gradients,
     units_apart,
+    views,
 )
-from testing import DEVICE, DTYPES, assert_accurate, copies, doubles, gpu, gradients, results_and_gradients, views
 
 
 @pytest.mark.kernels_ci

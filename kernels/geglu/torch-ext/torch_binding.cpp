@@ -30,8 +30,6 @@ std::vector<int64_t> half_sizes(const Tensor& x) {
   return sizes_with_last(x, last / 2);
 }
 
-int64_t bytes_of(Type type) { return type == Type::float32 ? 4 : 2; }
-
 template <class Problem>
 Problem problem_of(const Tensor& first, const char* argument, int64_t activation) {
   Problem problem{};
@@ -43,21 +41,20 @@ Problem problem_of(const Tensor& first, const char* argument, int64_t activation
   return problem;
 }
 
-// The kernels read evenly strided rows.
-Rows even_rows_of(Tensor& tensor) { return rows_of(tensor, 1); }
+constexpr int kRowDims = 1;  // the kernels read evenly strided rows
 
 // Sets gate and up to the halves of the rows of x.
 template <class Problem>
 void read_halves(Problem& problem, Tensor& x, bool gate_first) {
   problem.hidden = x.size(x.dim() - 1) / 2;
   problem.rows = x.numel() / 2 / problem.hidden;
-  problem.gate = problem.up = even_rows_of(x);
+  problem.gate = problem.up = rows_of(x, kRowDims);
   Rows& second = gate_first ? problem.up : problem.gate;
   second.data = static_cast<const char*>(second.data) + problem.hidden * bytes_of(problem.type);
 }
 
 // Reads each tensor as a single row if all of them are contiguous: fewer rows have fewer tails. Otherwise replaces
-// tensors as `even_rows_of` does.
+// tensors as `rows_of` does.
 template <class Problem>
 void read(Problem& problem, std::initializer_list<std::pair<Rows*, Tensor*>> tensors) {
   const auto contiguous = [](const auto& one) { return one.second->is_contiguous(); };
@@ -66,7 +63,7 @@ void read(Problem& problem, std::initializer_list<std::pair<Rows*, Tensor*>> ten
     problem.rows = 1;
     for (const auto& [rows, tensor] : tensors) rows->data = tensor->const_data_ptr();
   } else {
-    for (const auto& [rows, tensor] : tensors) *rows = even_rows_of(*tensor);
+    for (const auto& [rows, tensor] : tensors) *rows = rows_of(*tensor, kRowDims);
   }
 }
 
@@ -114,7 +111,7 @@ Tensor geglu_halves_backward(Tensor grad, Tensor x, int64_t activation, bool gat
   const int64_t elements = grad.numel();
   if (elements == 0) return grad_x;
   read_halves(problem, x, gate_first);
-  problem.grad = even_rows_of(grad);
+  problem.grad = rows_of(grad, kRowDims);
   auto* first = static_cast<char*>(grad_x.mutable_data_ptr());
   char* second = first + problem.hidden * bytes_of(problem.type);
   problem.grad_gate = gate_first ? first : second;

@@ -61,6 +61,13 @@ def assert_as_good(actual, reference, expected, factor=1.1):
     assert error <= allowed
 
 
+def units_apart(a, b):
+    """Return the distance between two 16-bit tensors, in representable numbers."""
+    ordered = [t.view(torch.int16).int() for t in (a, b)]
+    ordered = [torch.where(bits < 0, -(bits & 0x7FFF), bits) for bits in ordered]
+    return (ordered[0] - ordered[1]).abs()
+
+
 def views(width, dtype):
     """Return tensors whose rows of `width` elements are not contiguous, by name."""
     x = random(4, 6, 5, width + 8, dtype=dtype)

@@ -16,10 +16,8 @@ namespace rmsnorm {
 using kit::Rows;
 using kit::Type;
 
-// The factor of column i is weight[i] + offset.
-struct Weight {
-  const void* data = nullptr;  // null: all factors are 1
-  Type type = Type::float32;   // float32, or the dtype of the rows
+// The factor of column i is weight[i] + offset, or 1 without a weight.
+struct Weight : kit::Parameter {
   float offset = 0.0f;
 };
 

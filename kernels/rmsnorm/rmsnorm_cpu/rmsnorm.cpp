@@ -19,13 +19,10 @@ namespace {
 
 using namespace kit;
 
-using Floats = std::vector<float>;
-
 // Returns the address at which a row is written: in the contiguous `rows`, or over the row of `over` if `rows` is null.
 template <class T>
 INLINE typename T::Storage* destination(void* rows, const Rows& over, int64_t row, int64_t hidden) {
-  using Storage = typename T::Storage;
-  return rows == nullptr ? const_cast<Storage*>(at<T>(over, row)) : static_cast<Storage*>(rows) + row * hidden;
+  return rows == nullptr ? const_cast<typename T::Storage*>(at<T>(over, row)) : row_at<T>(rows, row, hidden);
 }
 
 // Writes a row of x + residual, and reads it again, rounded.
@@ -62,7 +59,7 @@ INLINE void write_normed(const float* values, float rstd, const float* factors, 
 template <class T>
 INLINE void run_rows(const Forward& problem, int64_t begin, int64_t end) {
   const int64_t hidden = problem.hidden;
-  const Floats factors = load_factors<T>(problem.weight.data, problem.weight.type, problem.weight.offset, hidden);
+  const Floats factors = load_factors<T>(problem.weight, problem.weight.offset, hidden);
   Floats row_values(hidden);
   float* values = row_values.data();
   for (int64_t row = begin; row < end; ++row) {
@@ -74,8 +71,8 @@ INLINE void run_rows(const Forward& problem, int64_t begin, int64_t end) {
     const double squares = sum_of(hidden, [=](int64_t i) ALWAYS_INLINE { return values[i] * values[i]; });
     const float rstd = reciprocal_norm(squares, hidden, problem.eps);
     if (problem.normed_type != problem.type) {
-      auto* to = static_cast<float*>(problem.normed) + row * hidden;
-      write_normed<T, Float32>(values, rstd, factors.data(), true, hidden, to);
+      write_normed<T, Float32>(values, rstd, factors.data(), true, hidden,
+                               row_at<Float32>(problem.normed, row, hidden));
     } else {
       const bool rounded = problem.rounded_before_weight && problem.weight.data != nullptr;
       auto* to = destination<T>(problem.normed, problem.x, row, hidden);
@@ -88,7 +85,7 @@ INLINE void run_rows(const Forward& problem, int64_t begin, int64_t end) {
 template <class T>
 INLINE void run_rows(const Backward& problem, float* partial, int64_t begin, int64_t end) {
   const int64_t hidden = problem.hidden;
-  const Floats weights = load_factors<T>(problem.weight.data, problem.weight.type, problem.weight.offset, hidden);
+  const Floats weights = load_factors<T>(problem.weight, problem.weight.offset, hidden);
   const float* factors = weights.data();
   Floats x_values(hidden), grad_values(hidden), more_values(hidden);
   float *x = x_values.data(), *grad = grad_values.data(), *more = more_values.data();
@@ -106,14 +103,8 @@ INLINE void run_rows(const Backward& problem, float* partial, int64_t begin, int
 #pragma omp simd
       for (int64_t i = 0; i < hidden; ++i) of_columns[i] += static_cast<double>(grad[i] * (x[i] * rstd));
     }
-    auto* to = static_cast<typename T::Storage*>(problem.grad_x) + row * hidden;
-    for_blocks(hidden, [=](int64_t start, int64_t length) ALWAYS_INLINE {
-      Block results;
-#pragma omp simd
-      for (int64_t i = 0; i < length; ++i) {
-        results[i] = rstd * (grad[start + i] * factors[start + i] - x[start + i] * projection) + more[start + i];
-      }
-      encode_all<T>(results, length, to + start);
+    write_values<T>(row_at<T>(problem.grad_x, row, hidden), hidden, [=](int64_t i) ALWAYS_INLINE {
+      return rstd * (grad[i] * factors[i] - x[i] * projection) + more[i];
     });
   }
   std::copy(sums.begin(), sums.end(), partial);

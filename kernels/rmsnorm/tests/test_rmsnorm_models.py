@@ -3,16 +3,7 @@
 import pytest
 import torch
 from reference_rmsnorm import EPS, assert_accurate_sum, eager, exact, gradients_of_rows, kernel
-from testing import DTYPES, assert_accurate, assert_as_good, copies, random
-
-
-def assert_within_one_unit(actual, expected):
-    """Assert that each element equals its counterpart or is the next number of the dtype."""
-    assert actual.dtype == expected.dtype and actual.shape == expected.shape
-    bits = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}[actual.dtype]
-    # Negative numbers count downwards from the smallest integer.
-    a, e = (torch.where(b < 0, torch.iinfo(bits).min - b, b).long() for b in (actual.view(bits), expected.view(bits)))
-    assert (a - e).abs().max() <= 1
+from testing import DTYPES, assert_accurate, assert_as_good, copies, random, units_apart
 
 
 @pytest.mark.kernels_ci
@@ -35,9 +26,8 @@ def test_rounding(hidden, dtype, offset, rounding):
             assert normed.dtype == torch.float32 and ((normed - expected).abs() <= unit).all()
         else:
             # A unit of the inner rounding may be two of the outer.
-            assert_within_one_unit(normed, expected) if rounding == "last" else assert_as_good(
-                normed, expected, exact(x, weight, **options)
-            )
+            assert rounding != "last" or units_apart(normed, expected).max() <= 1
+            assert_as_good(normed, expected, exact(x, weight, **options))
         assert (normed == expected).float().mean() > 0.98
         again, total = kernel.add_rms_norm(x, residual, weight, **options)
         assert torch.equal(total, x + residual)

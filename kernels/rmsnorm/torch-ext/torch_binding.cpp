@@ -17,10 +17,8 @@ using namespace kit;
 
 // Replaces the weight by a contiguous copy if its elements are not adjacent.
 rmsnorm::Weight weight_of(MaybeTensor& weight, double offset, const Tensor& x) {
-  rmsnorm::Weight result;
-  result.data = parameter_data(weight, "weight", x.size(x.dim() - 1), x, "x", &result.type);
-  result.offset = weight ? static_cast<float>(offset) : 0.0f;  // without a weight there is none to add to
-  return result;
+  // Without a weight there is none to add to.
+  return {parameter_of(weight, "weight", x.size(x.dim() - 1), x), weight ? static_cast<float>(offset) : 0.0f};
 }
 
 // Checks x and weight, and returns the problem without its rows, which `run` adds.
@@ -137,7 +135,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(Tensor grad, Tensor x, MaybeTensor 
     problem.grad_weight = grad_weight.mutable_data_ptr();
   }
   launch(problem, x, problem.parts, problem.rows / problem.parts * hidden);
-#if !defined(CUDA_KERNEL) && !defined(ROCM_KERNEL)
+#if !KIT_ON_GPU
   if (weight_grad) run_parallel(problem, hidden, problem.parts, rmsnorm::reduce_weight_gradient);
 #endif
   return {grad_x, grad_weight};

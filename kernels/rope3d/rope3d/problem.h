@@ -91,8 +91,7 @@ void run(const Rotation& problem, int64_t begin, int64_t end);
 
 // The RMSNorm of one of the tensors of a rotation. The factor of an element is its weight plus the offset.
 struct SideNorm {
-  const void* weight = nullptr;      // contiguous, one entry per element of a row; null: all factors are 1
-  Type weight_type = Type::float32;  // float32, or the dtype of q
+  kit::Parameter weight;  // contiguous, one entry per element of a row; without it all factors are 1
 
   // Only in the backward pass.
   const void* x = nullptr;  // the input of the forward pass

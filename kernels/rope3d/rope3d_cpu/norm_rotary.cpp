@@ -89,9 +89,8 @@ class Rows {
   INLINE int side() const { return side_; }
 
  private:
-  INLINE std::vector<float> factors_of(int side) const {
-    const SideNorm& norm = problem_.norms[side];
-    return load_factors<T>(norm.weight, norm.weight_type, problem_.offset, problem_.row_elements(side));
+  INLINE Floats factors_of(int side) const {
+    return load_factors<T>(problem_.norms[side].weight, problem_.offset, problem_.row_elements(side));
   }
 
   // The row's first head.
@@ -124,8 +123,7 @@ class Rows {
   const NormRotation& problem_;
   const Rotation& rotation_;
   Angles angles_;
-  std::vector<float> x_, grad_;
-  std::vector<float> factors_[kMaxSides];
+  Floats x_, grad_, factors_[kMaxSides];
   int64_t sequence_ = 0, token_ = 0, row_ = 0;
   int side_ = 0;
   bool rotated_ = false;
@@ -171,7 +169,7 @@ void norm_rotate_backward(const NormRotation& problem, int64_t begin, int64_t en
 
 void reduce_norm_weight(const NormRotation& problem, int side, int64_t begin, int64_t end) {
   const SideNorm& norm = problem.norms[side];
-  reduce_columns(norm.weight_type, norm.partial, problem.parts, problem.row_elements(side), begin, end,
+  reduce_columns(norm.weight.type, norm.partial, problem.parts, problem.row_elements(side), begin, end,
                  norm.grad_weight);
 }
 

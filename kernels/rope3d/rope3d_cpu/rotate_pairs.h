@@ -54,24 +54,15 @@ INLINE void rotate_pairs(const Angles& angles, int64_t pairs, bool half, float* 
   }
 }
 
-template <class E>
-INLINE void gather_entries(const void* entries, int64_t first, int64_t stride, int64_t count, float factor, float* to) {
-  const auto* from = static_cast<const typename E::Storage*>(entries) + first;
-  for (int64_t i = 0; i < count; ++i) to[i] = E::decode(from[i * stride]) * factor;
-}
-
 // Gathers the cosines and sines of a token after the prefix.
 INLINE void gather_angles(const Rotation& rotation, int64_t sequence, int64_t token, Angles& angles) {
   const Tokens& table = rotation.table;
   const auto gather = [&](const void* entries, int64_t first, float factor, float* to) ALWAYS_INLINE {
-    switch (table.type) {
-      case Type::float32:
-        return gather_entries<Float32>(entries, first, table.pair_stride, rotation.pairs, factor, to);
-      case Type::float16:
-        return gather_entries<Float16>(entries, first, table.pair_stride, rotation.pairs, factor, to);
-      case Type::bfloat16:
-        return gather_entries<BFloat16>(entries, first, table.pair_stride, rotation.pairs, factor, to);
-    }
+    with_type(table.type, [=, &table](auto entry) ALWAYS_INLINE {
+      using Entry = decltype(entry);
+      const auto* from = static_cast<const typename Entry::Storage*>(entries) + first;
+      for (int64_t i = 0; i < rotation.pairs; ++i) to[i] = Entry::decode(from[i * table.pair_stride]) * factor;
+    });
   };
   const int64_t first = sequence * table.batch_stride + (token - rotation.prefix) * table.row_stride;
   for (int i = 0; i <= (table.second != 0); ++i) {

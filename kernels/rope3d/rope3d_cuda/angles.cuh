@@ -32,12 +32,8 @@ struct Angles {
 };
 
 // Tables of a grid have one angle per pair, those of tokens may have one per element.
-template <int kPairs>
-using GridAngles = Angles<kPairs, 1>;
-template <int kPairs>
-using TokenAngles = Angles<kPairs, 2>;
 template <Source kSource, int kPairs>
-using AnglesFrom = std::conditional_t<kSource == Source::tokens, TokenAngles<kPairs>, GridAngles<kPairs>>;
+using AnglesFrom = Angles<kPairs, kSource == Source::tokens ? 2 : 1>;
 
 // The table entries of a column's pairs, which are contiguous.
 template <int kPairs>
@@ -50,7 +46,7 @@ struct Entries {
     for (int i = 0; i < 2 * kPairs / kWidth; ++i) parts[i] = load<float, kWidth>(from + i * kWidth);
   }
 
-  __device__ __forceinline__ void add_to(GridAngles<kPairs>& angles) const {
+  __device__ __forceinline__ void add_to(Angles<kPairs, 1>& angles) const {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       angles.cos[0][i] += parts[2 * i / kWidth].elements[2 * i % kWidth];
@@ -77,7 +73,7 @@ __device__ __forceinline__ GridRows grid_rows(const Params<Index>& params, uint3
 // are zero, so the entries of all axes are added.
 template <int kPairs, typename Index>
 __device__ __forceinline__ void load_contiguous_axes(const Params<Index>& params, const GridRows& rows, int pair,
-                                                     GridAngles<kPairs>& angles) {
+                                                     Angles<kPairs, 1>& angles) {
   const auto& grid = params.grid;
   const auto axis_of = [&](int p) { return (p >= grid.second_begin) + (p >= grid.third_begin); };
   const auto entry = [&](int axis) {
@@ -102,7 +98,7 @@ __device__ __forceinline__ void load_contiguous_axes(const Params<Index>& params
 // Interleaved axes: pair p is entry p / kAxes of axis p % kAxes.
 template <int kPairs>
 __device__ __forceinline__ void load_interleaved_axes(const float* table, const GridRows& rows, int pair,
-                                                      GridAngles<kPairs>& angles) {
+                                                      Angles<kPairs, 1>& angles) {
   // offsets[i]: the first entry that pairs i, i + kAxes, ... of the column need.
   const int entry = pair < 0 ? -1 : static_cast<int>(static_cast<uint32_t>(pair) / kAxes);
   const int axis = pair - entry * kAxes;
@@ -153,7 +149,7 @@ __device__ __forceinline__ void load_vectors(const E* cos, const E* sin, int64_t
 // The same, with one or two entries per pair. kSplit: the entries of the second elements are `second` entries
 // after those of the first ones, or the same; else the entries of a pair are adjacent or one.
 template <bool kSplit, typename E, int kPairs>
-__device__ __forceinline__ void load_vectors(const E* cos, const E* sin, int64_t second, TokenAngles<kPairs>& angles) {
+__device__ __forceinline__ void load_vectors(const E* cos, const E* sin, int64_t second, Angles<kPairs, 2>& angles) {
   const bool adjacent = !kSplit && second != 0;
   const int64_t distance = adjacent ? kPairs : second;
   const RowEntries<E, kPairs> first_cosines(cos), first_sines(sin), cosines(cos + distance), sines(sin + distance);
@@ -177,7 +173,7 @@ __device__ __forceinline__ void load_vectors(const E* cos, const E* sin, int64_t
 // Scalar loads of at most `count` entries at any stride and alignment.
 template <typename E, int kPairs>
 __device__ __forceinline__ void load_scalars(const E* cos, const E* sin, int64_t stride, int64_t second, int count,
-                                             TokenAngles<kPairs>& angles) {
+                                             Angles<kPairs, 2>& angles) {
   E cosines[2][kPairs], sines[2][kPairs];
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
@@ -198,7 +194,7 @@ __device__ __forceinline__ void load_scalars(const E* cos, const E* sin, int64_t
 
 template <bool kSplit, typename E, int kPairs, typename Index>
 __device__ __forceinline__ void load_token_row(const Params<Index>& params, uint32_t sequence, uint32_t token, int pair,
-                                               TokenAngles<kPairs>& angles) {
+                                               Angles<kPairs, 2>& angles) {
   const auto& table = params.tokens;
   const int64_t offset = sequence * table.batch_stride + token * table.row_stride + pair * table.pair_stride;
   const E *cos = static_cast<const E*>(table.cos) + offset, *sin = static_cast<const E*>(table.sin) + offset;

@@ -60,7 +60,7 @@ struct GeneralRow {
   }
   __device__ float factor(int64_t element) const {
     const SideNorm& norm = problem.norms[side];
-    return norm.weight == nullptr ? 1.0f : load_as(norm.weight_type, norm.weight, element) + problem.offset;
+    return norm.weight.data == nullptr ? 1.0f : load_as(norm.weight.type, norm.weight.data, element) + problem.offset;
   }
 };
 

@@ -29,8 +29,6 @@ struct NormPlan {
   int64_t threads, blocks;
 };
 
-bool is_weight_aligned(const SideNorm& norm) { return norm.weight == nullptr || kit::aligned(norm.weight); }
-
 // Whether the fast kernels can read all tensors in vectors.
 bool is_norm_vectorizable(const NormRotation& problem, int64_t element_bytes) {
   const Rotation& rotation = problem.rotation;
@@ -49,7 +47,7 @@ bool is_norm_vectorizable(const NormRotation& problem, int64_t element_bytes) {
       return is_vectorizable(rotation, data, strides, side.heads, element_bytes, width * element_bytes);
     };
     if (side.heads == 0) continue;
-    if (!fits(side.from, side.from_strides) || !fits(side.to, side.to_strides) || !is_weight_aligned(norm) ||
+    if (!fits(side.from, side.from_strides) || !fits(side.to, side.to_strides) || !kit::aligned(norm.weight.data) ||
         (norm.x != nullptr && !fits(norm.x, norm.x_strides))) {
       return false;
     }
@@ -57,10 +55,8 @@ bool is_norm_vectorizable(const NormRotation& problem, int64_t element_bytes) {
   return true;
 }
 
-int64_t element_size(const Rotation& rotation) { return rotation.type == Type::float32 ? 4 : 2; }
-
 int64_t columns_of_head(const Rotation& rotation) {
-  const int width = norm_width(rotation.half, static_cast<int>(element_size(rotation)));
+  const int width = norm_width(rotation.half, static_cast<int>(kit::bytes_of(rotation.type)));
   return rotation.width / (rotation.half ? 2 * width : width);
 }
 
@@ -69,7 +65,7 @@ NormPlan plan_norm(const NormRotation& problem, bool backward, int sms) {
   const int64_t heads = std::max(rotation.sides[0].heads, rotation.sides[1].heads);
   const int64_t all_tokens = rotation.batch * rotation.tokens;
   NormPlan plan;
-  if (is_norm_vectorizable(problem, element_size(rotation))) {
+  if (is_norm_vectorizable(problem, kit::bytes_of(rotation.type))) {
     plan.columns = (problem.per_token ? heads : 1) * columns_of_head(rotation);
     const Variants variants{backward ? Pass::backward : Pass::forward,
                             rotation.half ? ColumnVectors::two : ColumnVectors::one};
@@ -105,7 +101,7 @@ NormPlan plan_norm(const NormRotation& problem, bool backward, int sms) {
 
 NormParams norm_params(const NormRotation& problem, const NormPlan& plan) {
   const Rotation& rotation = problem.rotation;
-  const int64_t width = norm_width(rotation.half, static_cast<int>(element_size(rotation)));
+  const int64_t width = norm_width(rotation.half, static_cast<int>(kit::bytes_of(rotation.type)));
   NormParams params{};
   for (int i = 0; i < kMaxSides; ++i) {
     const Side& side = rotation.sides[i];
@@ -113,9 +109,9 @@ NormParams norm_params(const NormRotation& problem, const NormPlan& plan) {
     params.sides[i] = {tensor_layout<uint32_t>(side.from, side.from_strides, width),
                        tensor_layout<uint32_t>(norm.x, norm.x_strides, width),
                        tensor_layout<uint32_t>(side.to, side.to_strides, width),
-                       norm.weight,
-                       norm.weight != nullptr && norm.weight_type != rotation.type,
-                       norm.weight != nullptr ? problem.offset : 0.0f,
+                       norm.weight.data,
+                       norm.weight.data != nullptr && norm.weight.type != rotation.type,
+                       norm.weight.data != nullptr ? problem.offset : 0.0f,
                        static_cast<uint32_t>(side.heads),
                        static_cast<float>(1.0 / static_cast<double>(std::max<int64_t>(problem.row_elements(i), 1))),
                        static_cast<uint32_t>(problem.row_elements(i)),
@@ -173,7 +169,7 @@ void launch_reduction(const NormRotation& problem, cudaStream_t stream) {
   Reductions<kMaxSides> reductions{{}, static_cast<int>(problem.parts)};
   for (int i = 0; i < kMaxSides; ++i) {
     const SideNorm& norm = problem.norms[i];
-    reductions.sums[i] = {norm.partial, problem.row_elements(i), norm.grad_weight, norm.weight_type};
+    reductions.sums[i] = {norm.partial, problem.row_elements(i), norm.grad_weight, norm.weight.type};
   }
   launch_reductions<kReduceAcross, kReduceDown, kReduceBatch>(reductions, stream);
 }

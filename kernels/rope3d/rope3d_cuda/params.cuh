@@ -81,7 +81,7 @@ struct Params {
 // Whether load_vectors may be used: the entries of a row are adjacent, every table row is 16-byte aligned, and only
 // whole columns are rotated.
 inline bool is_table_vectorizable(const Tokens& table, int64_t pairs, int64_t pairs_per_column) {
-  const int64_t element = table.type == Type::float32 ? 4 : 2;
+  const int64_t element = kit::bytes_of(table.type);
   const auto whole = [=](int64_t stride) { return stride * element % kit::kVectorBytes == 0; };
   return table.pair_stride == (table.second == 1 ? 2 : 1) && pairs % pairs_per_column == 0 && kit::aligned(table.cos) &&
          kit::aligned(table.sin) && whole(table.batch_stride) && whole(table.row_stride);

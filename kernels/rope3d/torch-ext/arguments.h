@@ -54,9 +54,10 @@ inline Shape shape_of(const Tensor& x, const char* argument, const Form& form) {
   return shape;
 }
 
-inline Strides strides_of(const Tensor& x, const Form& form, const Shape& shape) {
+// The strides of heads of `width` elements.
+inline Strides strides_of(const Tensor& x, const Form& form, int64_t width) {
   const auto strides = x.strides();
-  if (form.head_dim != 0) return {strides[0], strides[1], shape.width};
+  if (form.head_dim != 0) return {strides[0], strides[1], width};
   return {strides[0], strides[form.heads_first ? 2 : 1], strides[form.heads_first ? 1 : 2]};
 }
 
@@ -133,13 +134,11 @@ inline Rotation by_tokens(const Tensor& q, const MaybeTensor& k, Tensor& cos, Te
 inline Tensor result_for(Tensor& x, Side& side, const Rotation& problem, const Form& form) {
   Tensor result = allocate_like(x);
   if (!adjacent(x)) x = torch::stable::contiguous(x);
-  const Shape shape{problem.batch, problem.tokens, side.heads, problem.width};
   side.from = x.const_data_ptr();
-  side.from_strides = strides_of(x, form, shape);
+  side.from_strides = strides_of(x, form, problem.width);
   side.to = result.mutable_data_ptr();
-  const int64_t token = form.heads_first ? shape.width : shape.heads * shape.width;
-  side.to_strides = {shape.tokens * shape.heads * shape.width, token,
-                     form.heads_first ? shape.tokens * shape.width : shape.width};
+  side.to_strides = {problem.tokens * side.heads * problem.width, side.heads * problem.width, problem.width};
+  if (form.heads_first) side.to_strides = {side.to_strides.batch, problem.width, problem.tokens * problem.width};
   return result;
 }
 

@@ -25,12 +25,6 @@ struct NormForm {
   Form form;
 };
 
-// Checks a weight and adds it to the problem. Replaces it by a contiguous copy if its elements are not adjacent.
-void set_weight(MaybeTensor& weight, const char* argument, NormRotation& problem, int side, const Tensor& q) {
-  SideNorm& norm = problem.norms[side];
-  norm.weight = parameter_data(weight, argument, problem.row_elements(side), q, "q", &norm.weight_type);
-}
-
 // Checks all arguments but the gradients. The caller adds the tensors that are read and written.
 NormRotation norm_problem(const Tensor& q, const MaybeTensor& k, MaybeTensor& q_weight, MaybeTensor& k_weight,
                           Tensor& cos, Tensor& sin, const NormForm& form, bool inverse) {
@@ -41,8 +35,8 @@ NormRotation norm_problem(const Tensor& q, const MaybeTensor& k, MaybeTensor& q_
   problem.eps = static_cast<float>(form.eps);
   problem.offset = static_cast<float>(form.offset);
   if (k_weight.has_value() && !k.has_value()) fail("k_weight", "must be None without k");
-  set_weight(q_weight, "q_weight", problem, 0, q);
-  set_weight(k_weight, "k_weight", problem, 1, q);
+  problem.norms[0].weight = parameter_of(q_weight, "q_weight", problem.row_elements(0), q, "q");
+  problem.norms[1].weight = parameter_of(k_weight, "k_weight", problem.row_elements(1), q, "q");
   return problem;
 }
 
@@ -51,7 +45,7 @@ int64_t token_elements(const Rotation& rotation) {
 }
 
 void launch_backward(const NormRotation& problem, [[maybe_unused]] const Tensor& q) {
-#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
+#if KIT_ON_GPU
   check(norm_rotate_backward(problem, current_stream(q)));
 #else
   const Rotation& rotation = problem.rotation;
@@ -79,10 +73,9 @@ Tensor set_gradient(MaybeTensor& grad, const char* argument, Tensor& x, const ch
   check_like(*grad, argument, x, name);
   Tensor result = result_for(*grad, side, problem.rotation, form);
   if (!adjacent(x)) x = torch::stable::contiguous(x);
-  const Rotation& rotation = problem.rotation;
   SideNorm& norm = problem.norms[number];
   norm.x = x.const_data_ptr();
-  norm.x_strides = strides_of(x, form, {rotation.batch, rotation.tokens, side.heads, rotation.width});
+  norm.x_strides = strides_of(x, form, problem.rotation.width);
   return result;
 }
 

@@ -56,8 +56,7 @@ rope3d::Grid grid_of(const GridArguments& by, const Tensor& q) {
 
 Rotation by_grid(const Tensor& q, const MaybeTensor& k, const GridArguments& by, const Form& form, bool inverse) {
   Rotation problem = rotation(q, k, form, inverse);
-  const auto& sizes = by.sizes;
-  const auto& pairs = by.pairs;
+  const auto& [table, sizes, pairs, interleaved_axes] = by;
   for (int i = 0; i < kAxes; ++i) {
     if (sizes[i] < 0 || pairs[i] < 0) fail("grid", "must have no negative size, nor a negative number of pairs");
   }
@@ -73,7 +72,7 @@ Rotation by_grid(const Tensor& q, const MaybeTensor& k, const GridArguments& by,
                      " * " + to_string(sizes[1]) + " * " + to_string(sizes[2]) + " + " + to_string(problem.prefix));
   }
   problem.grid = grid_of(by, q);
-  problem.first_rotated = by.interleaved_axes ? problem.passthrough() : 0;
+  problem.first_rotated = interleaved_axes ? problem.passthrough() : 0;
   return problem;
 }
 
@@ -84,11 +83,10 @@ void launch_rotation(const Rotation& problem, const Tensor& q) {
   launch(problem, q, problem.batch * problem.tokens, heads * problem.width);
 }
 
-void set_in_place(const Tensor& x, const char* argument, rope3d::Side& side, const Rotation& problem,
-                  const Form& form) {
+void set_in_place(const Tensor& x, const char* argument, rope3d::Side& side, int64_t width, const Form& form) {
   if (!adjacent(x)) fail(argument, "must have adjacent elements in its last dimension to be rotated in place");
   side.from = side.to = x.mutable_data_ptr();
-  side.from_strides = side.to_strides = strides_of(x, form, {problem.batch, problem.tokens, side.heads, problem.width});
+  side.from_strides = side.to_strides = strides_of(x, form, width);
 }
 
 // Writes q and k in place and returns nothing, or returns contiguous results; that of k is undefined, in Python None,
@@ -97,8 +95,8 @@ template <bool kInPlace>
 auto rotate(Rotation& problem, Tensor q, MaybeTensor k, const Form& form) {
   [[maybe_unused]] const auto device = enter(q);
   if constexpr (kInPlace) {
-    set_in_place(q, "q", problem.sides[0], problem, form);
-    if (k.has_value()) set_in_place(*k, "k", problem.sides[1], problem, form);
+    set_in_place(q, "q", problem.sides[0], problem.width, form);
+    if (k.has_value()) set_in_place(*k, "k", problem.sides[1], problem.width, form);
     launch_rotation(problem, q);
   } else {
     Tensor to_q = result_for(q, problem.sides[0], problem, form);

@@ -73,12 +73,6 @@ def test_a_package_reaches_nothing_of_the_machine(
         assert OWN_FILE in reached and outside.real(reached) == {OWN_FILE}
 
 
-def test_the_directory_in_which_python_m_starts_is_not_readable(tmp_path: Path) -> None:
-    (tmp_path / "shown.py").write_text("from kernel_sandbox.sandbox import readable\nprint(*readable([]), sep='\\n')\n")
-    shown = subprocess.run([sys.executable, "-m", "shown"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True)
-    assert str(tmp_path) not in shown.stdout.splitlines()
-
-
 def test_bubblewrap_works_in_a_container_and_with_a_linked_venv(tmp_path: Path) -> None:
     """A pid namespace with its own /proc has no process of the numbers 2 to 8; a link leads to a venv."""
     skip_unless(BUBBLEWRAP, strongest())

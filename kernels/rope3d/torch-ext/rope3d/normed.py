@@ -8,7 +8,7 @@ from torch import Tensor, is_grad_enabled
 from ._ops import ops
 from .derivatives import FORWARD_AD, LEVEL, gradients, raise_unless_transformed
 from .formulas import norm_rotate
-from .rotary import Rotated, _form
+from .rotary import Rotated, _form, is_second
 
 
 def norm_rotary(
@@ -59,7 +59,8 @@ def norm_rotary(
         TypeError, RuntimeError, ValueError: As `rope3d`.
     """
     head_dim, half, heads_first = _form(pairs, layout, head_dim)
-    options = eps, _is_per_token(norm), offset, _is_before_weight(rounding)
+    per_token = is_second(norm, "norm", "head", "token")
+    options = eps, per_token, offset, is_second(rounding, "rounding", "last", "before_weight")
     if rotary_dim or prefix or head_dim or half or heads_first:
         options = *options, rotary_dim or 0, prefix, head_dim, half, heads_first
     grad_enabled = is_grad_enabled()
@@ -75,18 +76,6 @@ def norm_rotary(
     except Exception as error:
         raise_unless_transformed(error, norm_rotary, locals())
     return norm_rotate(q, k, q_weight, k_weight, cos, sin, *options)
-
-
-def _is_per_token(norm: str) -> bool:
-    if norm not in ("head", "token"):
-        raise ValueError(f'rope3d: norm must be "head" or "token", not {norm!r}')
-    return norm == "token"
-
-
-def _is_before_weight(rounding: str) -> bool:
-    if rounding not in ("last", "before_weight"):
-        raise ValueError(f'rope3d: rounding must be "last" or "before_weight", not {rounding!r}')
-    return rounding == "before_weight"
 
 
 _norm_rotate = ops.norm_rotate.default

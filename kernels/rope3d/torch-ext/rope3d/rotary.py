@@ -71,11 +71,11 @@ def rope3d(
     """
     try:
         arguments = None
+        axes = (grid, positions, widths, order, theta, scale, offset)
+        key = (q.device, q.shape[-1], *axes, prefix, head_dim, pairs, layout)
         # A subclass, such as a fake tensor, must not get a kept table. Neither must a trace, which has to see how the
         # table is made.
         if grid is not None and type(q) is Tensor and not is_compiling():
-            axes = (grid, positions, widths, order, theta, scale, offset)
-            key = (q.device, q.shape[-1], *axes, prefix, head_dim, pairs, layout)
             try:
                 arguments = _kept.entries.get(key)
             except TypeError:  # the key contains lists
@@ -83,8 +83,7 @@ def rope3d(
             if arguments is None:
                 arguments = _keep_arguments(_frozen(key))
         if arguments is None:
-            axes = (grid, positions, widths, order, theta, scale, offset)
-            arguments = _arguments(q.device, q.shape[-1], *axes, prefix, head_dim, pairs, layout)
+            arguments = _arguments(*key)
         return _rotate(_TOKENS if grid is None else _GRID, q, k, *arguments, inplace)
     except Exception:
         check_types(rope3d, locals())
@@ -137,15 +136,21 @@ _TOKENS = ops.rotate_tokens.default, ops.rotate_tokens_.default, rotate_tokens
 _kept = Kept(most_bytes=2**28)
 
 
+def is_second(value: str, name: str, first: str, second: str) -> bool:
+    """Return whether an argument has the second of its two values."""
+    if value not in (first, second):
+        raise ValueError(f'rope3d: {name} must be "{first}" or "{second}", not {value!r}')
+    return value == second
+
+
 def _form(pairs: str, layout: str, head_dim: Optional[int]) -> tuple[int, bool, bool]:
     """Return the ops' arguments head_dim, half and heads_first."""
-    if pairs not in ("interleaved", "half"):
-        raise ValueError(f'rope3d: pairs must be "interleaved" or "half", not {pairs!r}')
+    half = is_second(pairs, "pairs", "interleaved", "half")
     if layout not in ("bshd", "bhsd", "bsc"):
         raise ValueError(f'rope3d: layout must be "bshd", "bhsd" or "bsc", not {layout!r}')
     if head_dim is not None and (layout != "bsc" or head_dim <= 0):
         raise ValueError('rope3d: head_dim must be positive, and goes with the layout "bsc" only')
-    return (head_dim or -1 if layout == "bsc" else 0), pairs == "half", layout == "bhsd"
+    return (head_dim or -1 if layout == "bsc" else 0), half, layout == "bhsd"
 
 
 def _arguments(device, width, grid, positions, widths, order, theta, scale, offset, prefix, head_dim, pairs, layout):
@@ -237,10 +242,8 @@ def _rotate(ops_, q, k, tables, options, inplace, inverse=False):
         if FORWARD_AD[LEVEL] < 0 and not (
             grad_enabled and (tables[0].requires_grad or tables[-1].requires_grad)  # no kernel has their gradients
         ):
-            needs_gradient = grad_enabled and (q.requires_grad or (k is not None and k.requires_grad))
-            # torch.compile does not support `mark_dirty`.
-            copied = inplace and needs_gradient and is_compiling()
-            if needs_gradient:
+            if grad_enabled and (q.requires_grad or (k is not None and k.requires_grad)):
+                copied = inplace and is_compiling()  # torch.compile does not support `mark_dirty`
                 # Tables and options go as tuples: each argument of `apply` costs the host time, forward and backward.
                 rotated = _Rotate.apply(q, k, ops_, tables, options, inverse, inplace and not copied)
                 return _copied(rotated, q, k) if copied else rotated
