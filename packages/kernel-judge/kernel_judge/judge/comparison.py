@@ -13,6 +13,7 @@ from torch import Tensor
 from kernel_judge.judge.reference import Arguments, Reference, Tensors
 
 Given = tuple[Reference, Arguments]  # the reference, and the inputs of results
+Slack = float | Tensor  # of a result, or of each element
 _ALLOWED = 4.0  # times eager's error
 _GROUPS, _LEAST, _PLACES = 1024, 32, 64  # powers of four that float64 has; elements of a group; sums of a group
 _UNITS = 4  # in the last place of float32, since sums in another order are as good; of float64 1024 times as many
@@ -36,7 +37,7 @@ def difference(
     exact: Tensors | None,
     tolerance: float,
     given: Given,
-    slack: Sequence[float] = (),
+    slack: Sequence[Slack] = (),
 ) -> Difference | None:
     """Return where results differ by more than the tolerance, or None.
 
@@ -54,7 +55,7 @@ def difference(
 
 
 def _wrong(
-    number: int, result: Tensor, plain: Tensor, expected: Tensor, tolerance: float, given: Given, slack: float
+    number: int, result: Tensor, plain: Tensor, expected: Tensor, tolerance: float, given: Given, slack: Slack
 ) -> Tensor:
     """Return which elements of one result are wrong by the rule of `difference`. `plain` is eager's result."""
     if not plain.is_floating_point():
@@ -72,13 +73,19 @@ def _wrong(
     return wrong
 
 
-def differs(a: Tensor, b: Tensor, relative: float, absolute: float) -> Tensor:
+def differs(a: Tensor, b: Tensor, relative: float, absolute: Slack) -> Tensor:
     """Return which elements differ too much; equal infinities and two NaNs do not differ."""
     near = (a - b).abs() <= absolute + relative * b.abs()
     if bool(near.all()) and bool(b.sum().isfinite()):  # the common case
         return ~near
     same = (a == b) | (a.isnan() & b.isnan())
     return ~(near & b.isfinite()) & ~same
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """Return the relative error that sums in another order may have."""
+    info = torch.finfo(dtype)
+    return _UNITS * (1024 * info.eps if info.bits == 64 else torch.finfo(torch.float32).eps)
 
 
 def largest(tensor: Tensor) -> float:
@@ -119,7 +126,7 @@ class _Errors(NamedTuple):
 
     sums: Tensor
     most: Tensor
-    unit: float  # the relative error that sums in another order may have
+    unit: float  # `rounding`
 
     def in_groups(self, groups: Tensor) -> Tensor:
         """Return the mean and the largest value of each row in joined groups."""
@@ -222,7 +229,7 @@ def _errors(result: Tensor, plain: Tensor, expected: Tensor) -> _Errors:
             sums[row].index_add_(0, place, value)
             most[row].scatter_reduce_(0, place, value, "amax")
     sums, most = sums.unflatten(1, (_GROUPS, _PLACES)).sum(2).cpu(), most.unflatten(1, (_GROUPS, _PLACES)).amax(2).cpu()
-    return _Errors(sums, most, _UNITS * (1024 * info.eps if info.bits == 64 else single.eps))
+    return _Errors(sums, most, rounding(plain.dtype))
 
 
 def _joined(counts: Tensor) -> Tensor:
