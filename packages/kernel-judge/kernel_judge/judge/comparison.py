@@ -119,9 +119,8 @@ def described(number: int, results: int, a: Tensor, b: Tensor, wrong: Tensor) ->
         text += (
             "; integers must be the reference's: a task returns floating-point values where rounding decides on them"
         )
-    facts: dict[str, Any] = {"largest-difference": str(largest) if largest == math.inf else largest}
-    facts |= {"wrong-elements": count, "elements": wrong.numel(), "index": place}
-    facts |= {"got": str(got), "expected": str(expected)}
+    facts: dict[str, Any] = {"largest-difference": str(largest) if largest == math.inf else largest, "index": place}
+    facts |= {"wrong-elements": count, "elements": wrong.numel(), "got": str(got), "expected": str(expected)}
     return Difference(kind, text, facts)
 
 

@@ -106,14 +106,12 @@ def expected_results(
     ratio = min((largest(now) / size for now, before in pairs if (size := largest(before))), default=1.0)
     ratio = max(ratio, _ALLOWED) if ratio > _SMALL else 0.0
     allowed = [_allowance(*results, ratio) for results in zip(eager, expected, disturbed, usual, strict=True)]
-    for number in _chosen_by_order(reference, given, eager, own, usual):
+    for number in _chosen_by_order(reference, given, eager):
         allowed[number] = math.inf
     return eager, expected, allowed
 
 
-def _chosen_by_order(
-    reference: Reference, given: Arguments, eager: Tensors, own: Arguments, own_eager: Tensors
-) -> list[int]:
+def _chosen_by_order(reference: Reference, given: Arguments, eager: Tensors) -> list[int]:
     """Return which integer results have places in the last dimension that another order of the inputs changes.
 
     The values that the reference compares may be equal though the inputs are not: probabilities that are all rounded
@@ -122,7 +120,8 @@ def _chosen_by_order(
     integers = [number for number, plain in enumerate(eager) if not plain.is_floating_point() and plain.numel()]
     if not integers:
         return []
-    usual = _same_in_reverse(reference, own, own_eager)
+    own = reference.arguments(given.seed)
+    usual = _same_in_reverse(reference, own, reference.eager(own))
     now = _same_in_reverse(reference, given, eager)
     return [number for number in integers if usual[number] > _LEAST_SAME and now[number] < 1]
 
