@@ -19,7 +19,7 @@ _INFINITE_ELEMENTS = 3
 # A kernel may be as far off as rounding errors in its inputs move the results, and as eager is, times this.
 _ALLOWED = 4.0
 _LEAST_SAME = 0.9
-_SMALL = 0.01  # of the task's own inputs: the results of smaller ones may be small, too
+_MUCH = 32.0  # times the relative change of the inputs: the result is a difference, or depends on one
 
 Change = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 
@@ -79,10 +79,9 @@ def expected_results(
 ) -> tuple[Tensors, Tensors, list[Slack]] | None:
     """Return eager's results, the expected results, and the allowed error of each; None for illegal inputs.
 
-    `least` is the least relative rounding error of the inputs, of a precision that the task's rule accepts.
-
-    A zero or tiny element may be a difference of larger numbers: rounding errors of its value for the task's own inputs
-    are allowed, of larger inputs in proportion, of tiny inputs none.
+    `least` is the least relative rounding error of the inputs, of a precision that the task's rule accepts. An element
+    that these errors change much may be a difference of larger numbers: it may have the rounding error of its value for
+    the task's own inputs, and for larger inputs in proportion.
 
     The allowance of an integer result is infinite where rounding errors in the inputs change it, as for the place of a
     maximum among equal numbers, and where it is a place that the reference chooses by nothing but its order.
@@ -103,8 +102,7 @@ def expected_results(
         return None
     assert disturbed is not None
     pairs = [pair for pair in zip(given.tensors, own.tensors, strict=True) if _can_change(pair[0])]
-    ratio = min((largest(now) / size for now, before in pairs if (size := largest(before))), default=1.0)
-    ratio = max(ratio, _ALLOWED) if ratio > _SMALL else 0.0
+    ratio = max([_ALLOWED, *(largest(now) / size for now, before in pairs if (size := largest(before)))])
     allowed = [_allowance(*results, ratio) for results in zip(eager, expected, disturbed, usual, strict=True)]
     for number in _chosen_by_order(reference, given, eager):
         allowed[number] = math.inf
@@ -163,8 +161,10 @@ def _allowance(
     if not eager.is_floating_point():
         return 0.0 if torch.equal(expected, disturbed) and torch.equal(eager, expected) else math.inf
     exact = expected.double()
-    error = _ALLOWED * max(largest(eager.double() - exact), largest(disturbed.double() - exact))
-    return error + ratio * rounding(eager.dtype) * usual.double().abs().nan_to_num(0.0, 0.0, 0.0)
+    moved = disturbed.double() - exact
+    error = _ALLOWED * max(largest(eager.double() - exact), largest(moved))
+    changed = moved.abs() >= _MUCH * torch.finfo(eager.dtype).eps * exact.abs()
+    return error + ratio * rounding(eager.dtype) * changed * usual.double().abs().nan_to_num(0.0, 0.0, 0.0)
 
 
 def _magnitude(tensor: torch.Tensor) -> float:
