@@ -7,7 +7,7 @@ import random
 import resource
 import signal
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -170,9 +170,9 @@ def _accepts(task: Task, sizes: Sizes, device: str, lengths: dict[int, int]) -> 
     return True
 
 
-def _changed(sizes: Sizes, names: Iterable[str], change: Callable[[int], int]) -> dict[str, Any]:
+def _changed(sizes: Sizes, names: Sequence[str], change: Callable[[int], int]) -> dict[str, Any]:
     """Return sizes of which some are changed, of tuples each number."""
-    some = {name: sizes[name] for name in names}
+    some = {name: value for name, value in sizes.items() if name in names}
     return {**sizes, **{k: tuple(map(change, v)) if isinstance(v, tuple) else change(v) for k, v in some.items()}}
 
 
