@@ -93,10 +93,8 @@ def taken_by_others() -> str:
         if not is_much(others, total):
             return ""
         if time.monotonic() > end:
-            return (
-                f"other processes hold {others / 1e9:.3g} of the GPU's {total / 1e9:.3g} GB; end them (nvidia-smi "
-                "lists them), and judge again"
-            )
+            held = f"other processes hold {others / 1e9:.3g} of the GPU's {total / 1e9:.3g} GB"
+            return f"{held}; end them (nvidia-smi lists them), and judge again"
         time.sleep(0.1)
 
 

@@ -96,11 +96,10 @@ def _judge(request: JudgeRequest, task: Task, candidate: Candidate, notify: Noti
         speed = judgement.run()
     except MachineError as error:
         word, reason = NOT_JUDGED, str(error)
-    except RejectedError as error:
+    except (RejectedError, WorkerFailure) as error:
         # Without its traceback, whose frames keep memory of the GPU.
-        word, reason, rejected = WRONG, str(error), RejectedError(error.kind, str(error), error.case)
-    except WorkerFailure as failure:
-        word, reason, rejected = WRONG, str(failure), RejectedError(failure.kind, str(failure))
+        word, reason = WRONG, str(error)
+        rejected = RejectedError(error.kind, reason, getattr(error, "case", None))
     except Exception as error:
         exhausted = f"{type(error).__name__}: {error}"
         if not is_exhausted(exhausted):
@@ -110,9 +109,11 @@ def _judge(request: JudgeRequest, task: Task, candidate: Candidate, notify: Noti
         word, reason = NOT_JUDGED, f"the judge itself needs more memory than is free: {others or exhausted}"
     if rejected and device == "cuda" and is_exhausted(reason) and (others := taken_by_others()):
         word, reason, rejected = NOT_JUDGED, f"it ran out of memory, but {others}: {reason}", None
-    if rejected and rejected.kind == "raised" and _NEEDS_TOOL.search(reason):
+    # After a right result, the text of an exception is the candidate's choice.
+    lacks = rejected and rejected.kind == "raised" and not (judgement.checks and judgement.checks.before)
+    if lacks and _NEEDS_TOOL.search(reason):
         word, reason, rejected = NOT_JUDGED, f"it needs a program or package that is not here: {reason}", None
-    if rejected and rejected.kind == "raised" and not torch.cuda.is_available() and _NEEDS_GPU.search(reason):
+    elif lacks and not torch.cuda.is_available() and _NEEDS_GPU.search(reason):
         word, reason, rejected = NOT_JUDGED, f"it needs a GPU, and Torch finds none: {reason}", None
     return Verdict(
         verdict=word,
@@ -140,6 +141,7 @@ class _Judgement:
     notify: Notify
     started: float
     suspicious: list[str] = field(default_factory=list)
+    checks: ResultChecks | None = None
 
     def run(self) -> SpeedReport:
         """Examine the candidate and time it."""
@@ -167,7 +169,7 @@ class _Judgement:
             worker.wait(request.build_seconds)
             for number, reference in enumerate(references):
                 worker.ask("model", number, *reference.model_arguments(), seconds=request.build_seconds)
-            checks = ResultChecks(
+            checks = self.checks = ResultChecks(
                 worker,
                 references,
                 self.task.settings.tolerance,

@@ -12,13 +12,14 @@ from dataclasses import replace
 
 import torch
 
-from kernel_judge.judge.comparison import largest
+from kernel_judge.judge.comparison import Slack, largest, rounding
 from kernel_judge.judge.reference import Arguments, Reference, Tensors
 
 _INFINITE_ELEMENTS = 3
 # A kernel may be as far off as rounding errors in its inputs move the results, and as eager is, times this.
 _ALLOWED = 4.0
 _LEAST_SAME = 0.9
+_MUCH = 32.0  # times the relative change of the inputs: the result is a difference, or depends on one
 
 Change = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 
@@ -74,11 +75,13 @@ def outside_inputs(reference: Reference, seed: int) -> Iterator[tuple[str, Argum
 
 
 def expected_results(
-    reference: Reference, given: Arguments, rounding: float = 0.0
-) -> tuple[Tensors, Tensors, list[float]] | None:
+    reference: Reference, given: Arguments, least: float = 0.0
+) -> tuple[Tensors, Tensors, list[Slack]] | None:
     """Return eager's results, the expected results, and the allowed error of each; None for illegal inputs.
 
-    `rounding` is the least relative rounding error of the inputs, of a precision that the task's rule accepts.
+    `least` is the least relative rounding error of the inputs, of a precision that the task's rule accepts. An element
+    that these errors change much may be a difference of larger numbers: it may have the rounding error of its value for
+    the task's own inputs, and for larger inputs in proportion.
 
     The allowance of an integer result is infinite where rounding errors in the inputs change it, as for the place of a
     maximum among equal numbers, and where it is a place that the reference chooses by nothing but its order.
@@ -91,18 +94,22 @@ def expected_results(
             return None
         random = torch.Generator().manual_seed(given.seed)
         # Where there is float64, the inputs are, too: small changes of large elements would be rounded away.
-        moved = _changed(given, lambda tensor: _disturbed(tensor, random, rounding, in_float64=exact is not None))
+        moved = _changed(given, lambda tensor: _disturbed(tensor, random, least, in_float64=exact is not None))
         disturbed = reference.eager(moved) if exact is None else reference.exact(moved)
+        own = reference.arguments(given.seed)
+        usual = reference.eager(own)
     except Exception:  # it refuses these inputs
         return None
     assert disturbed is not None
-    allowed = [_allowance(*triple) for triple in zip(eager, expected, disturbed, strict=True)]
+    pairs = [pair for pair in zip(given.tensors, own.tensors, strict=True) if _can_change(pair[0])]
+    ratio = max([_ALLOWED, *(largest(now) / size for now, before in pairs if (size := largest(before)))])
+    allowed = [_allowance(*results, ratio) for results in zip(eager, expected, disturbed, usual, strict=True)]
     for number in _chosen_by_order(reference, given, eager):
         allowed[number] = math.inf
     return eager, expected, allowed
 
 
-def _chosen_by_order(reference: Reference, given: Arguments, eager: Sequence[torch.Tensor]) -> list[int]:
+def _chosen_by_order(reference: Reference, given: Arguments, eager: Tensors) -> list[int]:
     """Return which integer results have places in the last dimension that another order of the inputs changes.
 
     The values that the reference compares may be equal though the inputs are not: probabilities that are all rounded
@@ -148,11 +155,16 @@ def _disturbed(tensor: torch.Tensor, random: torch.Generator, least: float, *, i
     return disturbed if in_float64 else disturbed.to(tensor.dtype)
 
 
-def _allowance(eager: torch.Tensor, expected: torch.Tensor, disturbed: torch.Tensor) -> float:
+def _allowance(
+    eager: torch.Tensor, expected: torch.Tensor, disturbed: torch.Tensor, usual: torch.Tensor, ratio: float
+) -> Slack:
     if not eager.is_floating_point():
         return 0.0 if torch.equal(expected, disturbed) and torch.equal(eager, expected) else math.inf
     exact = expected.double()
-    return _ALLOWED * max(largest(eager.double() - exact), largest(disturbed.double() - exact))
+    moved = disturbed.double() - exact
+    error = _ALLOWED * max(largest(eager.double() - exact), largest(moved))
+    changed = moved.abs() >= _MUCH * torch.finfo(eager.dtype).eps * exact.abs()
+    return error + ratio * rounding(eager.dtype) * changed * usual.double().abs().nan_to_num(0.0, 0.0, 0.0)
 
 
 def _magnitude(tensor: torch.Tensor) -> float:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from kernel_format.errors import MeasureError
 from kernel_judge.judge.evaluation import synchronize
 from kernel_judge.judge.reference import Reference
-from kernel_judge.judge.result_checks import place
+from kernel_judge.judge.result_checks import fill, reserve
 from kernel_judge.judge.verdict import Notify
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 from kernel_tasks import Task
@@ -49,7 +49,8 @@ class PeerWorkers(ExitStack):
                     worker.start("model", number, *reference.model_arguments(mode))
                 for number, reference in enumerate(references):
                     given = reference.arguments(reference.seed)
-                    calls, slots = place(worker, [given], reference.results, append=number > 0)
+                    calls, slots = reserve(worker, [given], reference.results, append=number > 0)
+                    fill(worker, calls, [given])
                     synchronize(reference.device)
                     worker.start("call", number, calls[0], slots[0], reference.seed, None)
                 self._waiting[mode] = 3 + 2 * len(references)

@@ -6,7 +6,7 @@ import copy
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -96,8 +96,7 @@ class Reference:
                 self._model = self._model.to(getattr(torch, dtype))
             self.randomized = randomize(self._model, seed) if random_parameters else None
             self.state = {name: value.detach().cpu().clone() for name, value in self._model.state_dict().items()}
-            named = sorted(dict(self._model.named_parameters())) if self._backward else []
-            self.parameters: Sequence[str] = named
+            self.parameters = sorted(dict(self._model.named_parameters())) if self._backward else []
             self._exact: Any = copy.deepcopy(self._model).double()
             self._probe()
         except (KernelBuilderError, MemoryError, torch.OutOfMemoryError):

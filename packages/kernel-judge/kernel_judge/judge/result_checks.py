@@ -43,7 +43,8 @@ class RejectedError(Exception):
 class ResultChecks:
     """The checks of one candidate, whose worker has models with the numbers of the references.
 
-    `rules` has the errors of each reference's inputs, if the checks compare errors. `seconds` is the limit of a call.
+    `rules` has the errors of each reference's inputs, if the checks compare errors, `before` eager's results for the
+    last inputs at which the candidate was right. `seconds` is the limit of a call.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class ResultChecks:
         self.rules = [ErrorRule(tolerance, reference.has_exact) for reference in references]
         self.suspicious: list[str] = []
         self._rounding = 0.0  # of the candidate, where the task's rule accepts lower precisions
-        self._before: dict[int, Tensors] = {}
+        self.before: dict[int, Tensors] = {}
         self._varieties: dict[int, _Variety] = {}
 
     def check(self, seeds: Sequence[int]) -> None:
@@ -125,18 +126,15 @@ class ResultChecks:
         if known is None or any(map(_overflows, known[0], (dtype for _, dtype in reference.accepted))):
             return
         case = {**describe(reference, given), "inputs": name}
+        wrong_for = f"right for the task's own inputs, wrong for {name}"
         try:
             results = self._called(number, given, case, reference)
         except (WorkerFailure, RejectedError) as failure:
-            raise RejectedError(
-                _OUTSIDE, f"right for the task's own inputs, wrong for {name}: {failure.kind}: {failure}", case
-            ) from failure
+            raise RejectedError(_OUTSIDE, f"{wrong_for}: {failure.kind}: {failure}", case) from failure
         eager, expected, allowed = known
         wrong = difference(results, eager, expected, self._tolerance, (reference, given), allowed)
         if wrong and not reference.accepts(given, results, eager):
-            raise RejectedError(
-                _OUTSIDE, f"right for the task's own inputs, wrong for {name}: {wrong.text}", case | wrong.facts
-            )
+            raise RejectedError(_OUTSIDE, f"{wrong_for}: {wrong.text}", case | wrong.facts)
 
     def _check_constants(self, cases: dict[int, dict[str, Any]]) -> None:
         constant = False
@@ -163,14 +161,10 @@ class ResultChecks:
         for results in (again, first) if repeat else (first,):
             if wrong := self._difference(number, given, results, eager, exact):
                 if results is again and self._is_late(number, given, eager, exact):
-                    raise RejectedError(
-                        "unfinished-work",
-                        "its result is written after the call has returned; wait for the stream or thread that writes "
-                        "it",
-                        case,
-                    )
+                    text = "its result is written after the call; wait for the stream or thread that writes it"
+                    raise RejectedError("unfinished-work", text, case)
                 raise self._named(wrong, number, results, case)
-        if number not in self._before and exact is not None and not self._compares_errors:
+        if number not in self.before and exact is not None and not self._compares_errors:
             errors = (deviation(*pair).relative for pair in zip(first, exact, strict=True))
             self._rounding = max(self._rounding, *errors)
         if repeat and not all(map(torch.equal, first, again)):
@@ -179,7 +173,7 @@ class ResultChecks:
         if self._compares_errors and not (exact is None and reference.has_rule):
             self.rules[number].add(first, eager, exact or eager)
         self._varieties.setdefault(number, _Variety(first, exact or eager)).add(first, exact or eager)
-        self._before[number] = eager
+        self.before[number] = eager
 
     def _difference(
         self, number: int, given: Arguments, results: Tensors, eager: Tensors, exact: Tensors | None
@@ -195,11 +189,12 @@ class ResultChecks:
     ) -> Tensors:
         """Return copies of the results of one call, in memory that was poisoned before."""
         worker, reference = self._worker, reference or self._references[number]
-        call, slots = place(worker, [given], reference.accepted)
+        call, slots = reserve(worker, [given], reference.accepted)
+        fill(worker, call, [given])
         before = worker.inputs.raw(worker.inputs.end).clone()
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in reference.accepted]
         synchronize(reference.device)
-        seconds = self._seconds * (1 if number in self._before else _FIRST_CALL)
+        seconds = self._seconds * (1 if number in self.before else _FIRST_CALL)
         try:
             worker.ask("call", number, call[0], slots[0], given.seed, sizes, seconds=seconds)
         except WorkerFailure as failure:
@@ -234,7 +229,7 @@ class ResultChecks:
     def _named(self, wrong: Difference, number: int, results: Tensors, case: dict[str, Any]) -> RejectedError:
         """Return the rejection, by the name of the failure."""
         case = case | wrong.facts
-        stale = self._before.get(number)
+        stale = self.before.get(number)
         if stale and all(torch.allclose(a.to(b.dtype), b, 1e-3, 1e-5) for a, b in zip(results, stale, strict=True)):
             return RejectedError("stale-result", "it returns the result of an earlier call with other values", case)
         return RejectedError(wrong.kind, f"{wrong.text}, for inputs of the shapes {case['shapes']}", case)
@@ -279,23 +274,14 @@ def _overflows(expected: torch.Tensor, dtype: torch.dtype) -> bool:
     return bool((expected.isfinite() & ~expected.to(dtype).isfinite()).any())
 
 
-def place(
+def reserve(
     worker: WorkerProcess, calls: Sequence[Arguments], results: Results, *, append: bool = False
 ) -> tuple[list[Any], list[list[Any]]]:
-    """Copy the inputs of calls into a worker's arena, and reserve poisoned memory for their results.
+    """Reserve memory of a worker's arenas for the inputs of calls, which `fill` copies, and their poisoned results.
 
     Returns:
         The arguments of the worker's commands for each call: its inputs, and the slots of its results.
     """
-    placed, slots = reserve(worker, calls, results, append=append)
-    fill(worker, placed, calls)
-    return placed, slots
-
-
-def reserve(
-    worker: WorkerProcess, calls: Sequence[Arguments], results: Results, *, append: bool = False
-) -> tuple[list[Any], list[list[Any]]]:
-    """Do as `place`, but leave the inputs to `fill`."""
     inputs, outputs = worker.inputs, worker.outputs
     if not append:
         inputs.clear()

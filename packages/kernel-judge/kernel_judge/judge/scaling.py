@@ -7,7 +7,8 @@ import random
 import resource
 import signal
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -129,7 +130,7 @@ def unseen(task: Task, sizes: Sizes, number: int, choice: random.Random) -> list
     chosen: list[dict[str, Any]] = []
     for _ in range(_TRIES if names else 0):
         some = choice.sample(names, choice.randint(1, len(names)))
-        other = {name: _smaller(value, choice) if name in some else value for name, value in sizes.items()}
+        other = _changed(sizes, some, lambda size: choice.randint(max(1, size // 3), size))
         if other != sizes and other not in chosen and _bytes(task, other, where) is not None:
             chosen.append(other)
         if len(chosen) == number:
@@ -169,16 +170,15 @@ def _accepts(task: Task, sizes: Sizes, device: str, lengths: dict[int, int]) -> 
     return True
 
 
-def _smaller(value: Any, choice: random.Random) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_smaller(item, choice) for item in value)
-    return choice.randint(max(1, value // 3), value)
+def _changed(sizes: Sizes, names: Sequence[str], change: Callable[[int], int]) -> dict[str, Any]:
+    """Return sizes of which some are changed, of tuples each number."""
+    some = {name: value for name, value in sizes.items() if name in names}
+    return {**sizes, **{k: tuple(map(change, v)) if isinstance(v, tuple) else change(v) for k, v in some.items()}}
 
 
 def _changes(task: Task, sizes: Sizes, name: str, where: str, *, free: bool) -> bool:
     """Return whether the inputs depend on a size and, if it must be free, the constructor does not."""
-    value = sizes[name]
-    other = {**sizes, name: tuple(item - 1 for item in value) if isinstance(value, tuple) else value - 1}
+    other = _changed(sizes, [name], lambda size: size - 1)
     try:
         before, after = _layout(task, sizes, where), _layout(task, other, where)
     except Exception:
@@ -245,7 +245,7 @@ def _halved_once(task: Task, sizes: Sizes, fixed: set[str], least: int, where: s
         names = [name for name, value in free.items() if _largest(value) == largest]
         # All of them, since sizes of one value often must be equal, then each alone.
         for some in (names, *([name] for name in names)):
-            other = {name: _halved(value, largest) if name in some else value for name, value in sizes.items()}
+            other = _changed(sizes, some, partial(_halved, largest))
             if _bytes(task, other, where) is not None:
                 return other
         fixed.update(names)
@@ -255,7 +255,5 @@ def _largest(value: Any) -> int:
     return max(value) if isinstance(value, tuple) else int(value)
 
 
-def _halved(value: Any, largest: int) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_halved(item, largest) for item in value)
-    return value // 2 if value == largest else value
+def _halved(largest: int, size: int) -> int:
+    return size // 2 if size == largest else size

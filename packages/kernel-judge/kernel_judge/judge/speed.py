@@ -280,18 +280,13 @@ class _TimedRuns:
     def check_clock(self) -> None:
         """Reject a candidate whose process reports other times than this one's clock, in every run and in some more."""
         # On a busy machine this process may be late to see the end of a run, but not of every run.
-        for _ in range(_MANY_RUNS):
-            if any(map(self._agree, self._reported)):
-                return
+        most = len(self._reported) + _MANY_RUNS
+        while not any(map(self._agree, self._reported)):
+            if len(self._reported) == most:
+                taken, reported = (f"{seconds * 1e3:.3g} ms" for seconds in self._reported[-1])
+                text = f"a run took {taken} by the judge's clock and {reported} by the clock in the candidate's process"
+                raise RejectedError("clock-disagrees", text, describe(self.reference, self._given))
             self._run(CANDIDATE, self._new_calls(self._calls))
-        if not any(map(self._agree, self._reported)):
-            taken, reported = self._reported[-1]
-            raise RejectedError(
-                "clock-disagrees",
-                f"a run took {taken * 1e3:.3g} ms by the judge's clock and {reported * 1e3:.3g} ms by the clock in the "
-                "candidate's process",
-                describe(self.reference, self._given),
-            )
 
     def _agree(self, times: tuple[float, float]) -> bool:
         """Return whether the worker's clock agrees with the judge's, whose time has the start and end of a run."""

@@ -100,13 +100,10 @@ def _limit(shape: TimedShape, seconds: float, timer: Clock) -> Limit:
 
 
 def _limit_facts(limit: Limit) -> dict[str, Any]:
-    speeds = {"gigabytes-per-second": limit.memory_speed * 1e-9, "gigaflops": (limit.matrix_speed or 0.0) * 1e-9}
-    milliseconds = {"milliseconds": _short(limit.seconds * 1e3)}
-    return {
-        "bytes": limit.bytes,
-        "operations": limit.operations,
-        "limit": milliseconds | {name: _short(speed) for name, speed in speeds.items() if speed},
-    }
+    figures = {"milliseconds": limit.seconds * 1e3, "gigabytes-per-second": limit.memory_speed * 1e-9}
+    figures |= {"gigaflops": limit.matrix_speed * 1e-9} if limit.matrix_speed else {}
+    limits = {name: _short(figure) for name, figure in figures.items()}
+    return {"bytes": limit.bytes, "operations": limit.operations, "limit": limits}
 
 
 def _short(value: float) -> float:

@@ -30,7 +30,7 @@ def main() -> None:
     confine(settings["sandbox"], str(scratch), settings["paths"], device, seccomp_filters(device))
     if device == "cpu":  # CUDA's driver maps more than it uses
         resource.setrlimit(resource.RLIMIT_DATA, (settings["memory"], settings["memory"]))
-        resource.setrlimit(resource.RLIMIT_SIGPENDING, (16, 16))  # timers: suspended ones take up to 1 ms of a core
+        resource.setrlimit(resource.RLIMIT_SIGPENDING, (16, 16))  # timers, which expire while it is suspended
     os.chdir(scratch)
     with socket.socket(fileno=settings["connection"]) as connection, connection.makefile("rb") as commands:
         cores = os.sched_getaffinity(0)  # OpenMP, which Torch loads, binds this thread to one of them

@@ -146,9 +146,8 @@ class WorkerProcess(ExitStack):
             raise WorkerFailure("forged-answer", "it writes into the judge's connection")
         if "failed" in answer:
             words = self._output_since(self._output_start) if answer["failed"] == "raised" else ""
-            raise WorkerFailure(
-                answer["failed"], str(answer.get("text", "")) + (f"; it printed: {words}" if words else "")
-            )
+            text = str(answer.get("text", "")) + (f"; it printed: {words}" if words else "")
+            raise WorkerFailure(answer["failed"], text)
         return answer["value"]
 
     def _check_use(self) -> None:

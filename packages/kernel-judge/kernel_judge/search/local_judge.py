@@ -168,17 +168,10 @@ def open_judge(settings: Mapping[str, Any], task: Path, is_stopping: Callable[[]
         settings: Of `SearchRequest.judge_settings`: "command", "seconds" and "ray".
         is_stopping: Asked often; True stops the judge on this machine.
     """
-    command, seconds = tuple(settings["command"]), settings["seconds"]
-    if settings["ray"] is None:
+    command, seconds, address = tuple(settings["command"]), settings["seconds"], settings["ray"]
+    if address is None:
         yield LocalJudge(task, seconds=seconds, command=command, is_stopping=is_stopping).judge
         return
-    with _ray_judge(settings["ray"], task, seconds=seconds, command=command) as judge:
-        yield judge
-
-
-@contextmanager
-def _ray_judge(address: str, task: Path, *, seconds: float, command: Sequence[str]) -> Iterator[Judge]:
-    """Connect to a cluster, and leave it at the end."""
     try:
         import ray
     except ModuleNotFoundError as error:

@@ -68,12 +68,8 @@ class RunLog:
     def find(self, event: str, **values: Any) -> Event | None:
         """Return the last event of a kind that has these values, or None."""
         with self._lock:
-            matching = (
-                entry
-                for entry in reversed(self.events)
-                if entry["event"] == event and all(entry.get(key) == value for key, value in values.items())
-            )
-            return next(matching, None)
+            wanted = {"event": event, **values}.items()
+            return next((entry for entry in reversed(self.events) if entry.items() >= wanted), None)
 
     def close(self) -> None:
         """Close the file."""

@@ -67,14 +67,8 @@ def _search(request: SearchRequest, task: Task, log: RunLog, notify: Notify) -> 
     if chosen:
         made, verdict = chosen
         best_kernel.write_best(made, verdict, repo_id=repo_id(task), backends=backends)
-        best = {
-            "attempt": made.attempt,
-            "try": made.number,
-            "agent": made.agent,
-            "candidate": made.candidate,
-            "speed": verdict.ratio,
-            "verdict": verdict.as_dict(),
-        }
+        best = {"attempt": made.attempt, "try": made.number, "agent": made.agent, "candidate": made.candidate}
+        best |= {"speed": verdict.ratio, "verdict": verdict.as_dict()}
     log.append(FINISHED, best=best)
     return SearchResult(request.run, best)
 

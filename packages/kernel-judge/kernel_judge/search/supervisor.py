@@ -107,12 +107,8 @@ class Supervisor:
         if ended.stopped == "search":
             raise _Stopped
         frozen = workspace.freeze()
-        entry = {
-            "exit-status": ended.exit_status,
-            "stopped": ended.stopped,
-            "seconds": round(ended.seconds, 3),
-            "candidate": candidate_digest(frozen) if frozen else None,
-        }
+        entry = {"exit-status": ended.exit_status, "stopped": ended.stopped, "seconds": round(ended.seconds, 3)}
+        entry["candidate"] = candidate_digest(frozen) if frozen else None
         self.log.append(AGENT_ENDED, **key, **entry)
         return entry
 
@@ -126,8 +122,7 @@ class Supervisor:
         made = Try.from_event(result, self.request.run)
         lines = ["", "## Your last try", ""]
         if call["stopped"]:
-            limit = {"time": "its limit of time", "disk": "its limit of disk"}[call["stopped"]]
-            lines.append(f"It was stopped because it met {limit}.")
+            lines.append(f"It was stopped because it met its limit of {call['stopped']}.")
         elif call["exit-status"]:
             tail = made.workspace.log.read_bytes()[-_OUTPUT_TAIL:].decode(errors="replace")
             lines.append(f"It ended with exit status {call['exit-status']} and this output:\n\n```\n{tail}\n```\n")
