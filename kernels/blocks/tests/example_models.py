@@ -34,13 +34,16 @@ class Layer(nn.Module):
         self.register_buffer("cos", angles.cos().repeat(1, 2))
         self.register_buffer("sin", angles.sin().repeat(1, 2))
 
+    def act(self, gate, up):
+        return nn.functional.silu(gate) * up
+
     def forward(self, x):
         heads = self.heads(self.norm(x)).unflatten(-1, (-1, 16)).transpose(1, 2)
         first, second = heads.chunk(2, -1)
         heads = heads * self.cos + torch.cat((-second, first), -1) * self.sin
         x = x + heads.transpose(1, 2).flatten(2)
         gate, up = self.gated(self.last(x)).chunk(2, -1)
-        return x + self.down(nn.functional.silu(gate) * up)
+        return x + self.down(self.act(gate, up))
 
 
 class Layers(nn.Module):

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread", "fresh_dynamo", "on_the_device_of_the_kernels")
 
@@ -151,12 +152,13 @@ def test_gradients_of_parameters_also_through_checkpoints(blocks):
 @pytest.mark.parametrize(
     "part", [lambda x: x.view(2, 2, 4).unbind(1), lambda x: (x.view(2, 8),) * 2, lambda x: (x[..., :8], x)]
 )
-def test_gradients_of_parts_that_are_also_made_under_no_grad(blocks, part):
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_gradients_of_parts_that_are_also_made_without_gradients(blocks, part, mode):
     def forward(x):
-        with torch.no_grad():
+        with mode():
             statistic = part(x)
         first, second = part(x)
-        return statistic[0] * first + second
+        return statistic[0].clone() * first + second
 
     model, x = Calls(forward), torch.randn(2, 8, requires_grad=True)
     (expected,) = torch.autograd.grad(model(x).sum(), x)
@@ -430,6 +432,59 @@ def test_a_second_call_keeps_graphs_and_report(blocks):
     torch.testing.assert_close(torch.jit.trace(model, x)(x), model(x))
     assert traced(blocks, model) is report
     assert report.replaced == {("RMSNorm", "RMSNorm"): 1}
+
+
+@torch.compiler.allow_in_graph
+def silu(x):
+    """This is no SiLU, and writes to its argument."""
+    return x.mul_(3).sum(-1, keepdim=True)
+
+
+def with_functions_of_a_user(x):
+    branch, more = x.detach().clone(), x.detach().clone()
+    first, second = x + branch, x + more
+    total = silu(branch) * x + checkpoint(lambda x: more.mul_(3) + x, x, use_reentrant=False)
+    return F.layer_norm(first, (6,)) + F.layer_norm(second, (6,)) * total
+
+
+def with_an_array(x):
+    branch = x.detach().clone()
+    total = x + branch
+    branch.cpu().numpy()[0] = 5
+    return F.layer_norm(total, (6,)) + branch
+
+
+def with_a_hook(x):
+    view = x[0]
+    view.register_hook(torch.neg)
+    return view + 2 * x[0]
+
+
+def with_another_shape(x):
+    tensor = x * 1
+    first = tensor[0]
+    return first.sum() + tensor.t_()[:, :1] * tensor[0]
+
+
+def with_the_layout_of_heads(x):
+    heads = x.view(1, 2, 3, 2).transpose(1, 2)
+    heads = heads * torch.rsqrt(heads.pow(2).mean(-1, keepdim=True) + 1e-6)
+    torch._dynamo.graph_break()
+    return heads.transpose(1, 2).view(2, 6)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [with_functions_of_a_user, with_an_array, with_a_hook, with_another_shape, with_the_layout_of_heads],
+)
+def test_values_and_gradients_are_those_of_the_model(blocks, forward):
+    model, x = Calls(forward), torch.randn(2, 6, requires_grad=True)
+    expected = model(x)
+    gradient = torch.autograd.grad(expected.square().sum(), x)
+    traced(blocks, model)
+    actual = model(x)
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(torch.autograd.grad(actual.square().sum(), x), gradient)
 
 
 @pytest.mark.parametrize("view", [lambda x: x[..., :3], lambda x: x[0], lambda x: x.view(6)])

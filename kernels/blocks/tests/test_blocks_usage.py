@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import prune
 
@@ -212,6 +213,15 @@ def test_hooks_run_in_order(blocks, when):
     assert calls[fast] == calls[model] and len(calls[model]) == 21
 
 
+@torch.no_grad()
+def test_hooks_for_all_modules(blocks):
+    model, inputs = own()
+    fast = accelerated(blocks, model)
+    run(fast, inputs)
+    with register_module_forward_hook(lambda module, _, output: 2 * output if type(module) is nn.Linear else None):
+        assert error(run(fast, inputs), run(model, inputs)) < ROUNDING
+
+
 def patched_processor(self, attn, hidden_states, encoder_hidden_states=None, *args, **kwargs):
     return hidden_states if encoder_hidden_states is None else (hidden_states, encoder_hidden_states)
 
@@ -227,6 +237,7 @@ PATCHES = {
         "transformers.models.qwen3.modeling_qwen3.Qwen3RMSNorm.forward",
         lambda self, x: 1.5 * x,
     ),
+    "method of a block": (own, "example_models.Layer.act", lambda self, gate, up: up),
     "function": (qwen3, "transformers.models.qwen3.modeling_qwen3.apply_rotary_pos_emb", lambda q, k, *_: (-q, k)),
     "function of a norm": (own, "torch.nn.functional.layer_norm", lambda x, *_: 3 * x),
     "function of Torch": (qwen3, "torch.nn.functional.silu", lambda x, inplace=False: 3 * x),

@@ -58,6 +58,32 @@ def to_a_causal_mask(x, y):
     return F.scaled_dot_product_attention(x, y, y, attn_mask=mask)
 
 
+OPS = torch.library.Library("blocks_tests", "DEF")
+OPS.define("silu(Tensor(a!) x) -> Tensor")
+OPS.impl("silu", lambda x: x.mul_(3).clone(), "CompositeExplicitAutograd")
+OPS.define("gelu(Tensor x) -> Tensor")
+OPS.impl("gelu", lambda x: 3 * x, "CompositeImplicitAutograd")
+
+
+def by_ops_of_a_library(x, y):
+    """They have names of others."""
+    total = x + y
+    return torch.ops.blocks_tests.silu(y) + F.layer_norm(total, (32,)) + torch.ops.blocks_tests.gelu(x) * y
+
+
+def to_running_statistics(x, y):
+    wide, (mean, variance) = x.float(), y[0, :2].float().square()
+    total = wide + mean.expand_as(wide)
+    F.batch_norm(wide.mT, mean, variance, None, None, True, 0.5)
+    return F.layer_norm(total, (32,))
+
+
+def to_embeddings(x, y):
+    table = x[0].contiguous()
+    total = table + y[0]
+    return F.embedding(torch.arange(6), table, None, 0.5) + F.layer_norm(total, (32,))
+
+
 def random_numbers(draw):
     def forward(x, y):
         total = x + y
@@ -108,7 +134,7 @@ def rms_norm(x):
     [
         *(after_a_cast, to_one_of_two_copies, to_a_copy_of_a_sum, to_a_copy_of_rotated_heads),
         *(to_tables_between_their_casts, to_a_causal_mask, rotated_by_one_token, with_one_head_of_a_group),
-        *(with_repeated_tokens, heads_of_all_samples),
+        *(with_repeated_tokens, heads_of_all_samples, by_ops_of_a_library, to_running_statistics, to_embeddings),
         *map(heads_in_the_layout_of_tokens, (lambda x, y: rms_norm(x + y), lambda x, y: F.silu(x) * y)),
         *map(
             random_numbers, (F.dropout, F.dropout1d, lambda y: torch.normal(0.0, 1.0, y.shape).to(y), F.gumbel_softmax)

@@ -125,8 +125,7 @@ def _attend(editor: Editor, node: Node) -> None:
     query, rotation = _unrotated(editor, node, query, writes) or (query, {})
     if shape_of(query)[2] != 1:
         query = editor.insert_view(node, "reshape", query, batch, heads, 1, elements)
-    # The content of the cache was written in earlier steps, and a step begins with kernels of Torch, which wait for all
-    # that was launched before.
+    # Earlier steps wrote the content of the cache, and kernels of Torch, which wait for these, begin a step.
     options |= {**rotation, "mask": mask, "scale": argument(node, 6, "scale"), "constant_cache": True}
     new = editor.insert(node, decode.attention, (query, keys, values), options)
     new.meta["example_value"] = value(query).transpose(1, 2)
@@ -195,9 +194,8 @@ def _rotated(rotation: Any) -> Optional[tuple[Node, Node, dict[str, Any]]]:
 def _repeats(table: Node) -> bool:
     """Return whether the second half of each row is the first half, as in tables of transformers."""
     node: Any = table
-    while operation(node) in ("cast", "unsqueeze", "squeeze", "cos", "sin") or (
-        operation(node) == "mul" and isinstance(node.args[1], (int, float))
-    ):
+    kept = ("cast", "unsqueeze", "squeeze", "cos", "sin")
+    while operation(node) in kept or (operation(node) == "mul" and isinstance(node.args[1], (int, float))):
         node = node.args[0]
     parts: Any = node.args[0] if operation(node) == "cat" else ()
     return len(parts) == 2 and parts[0] is parts[1] and argument(node, 1, "dim", 0) == -1

@@ -129,7 +129,9 @@ class Editor:
             part = pending.pop()
             if any(_writes_to(user, part) and not (is_laid_out and _fills(user)) for user in part.users):
                 return True
-            if is_laid_out and operation(part) not in _PACKED and _LAID_OUT & {*map(operation, part.users)}:
+            readers = {operation(user) or user.op for user in part.users}
+            is_returned = "output" in readers and is_tensor(part) and not value(part).is_contiguous()
+            if is_laid_out and operation(part) not in _PACKED and (is_returned or _LAID_OUT & readers):
                 return True
             follows = (u for u in part.users if (operation(u) != "linear" if is_laid_out else shares_memory(u, part)))
             pending += (new := {*follows} - values)
@@ -195,10 +197,9 @@ def fits(node: Any, *dtypes: torch.dtype) -> bool:
 _PLAIN = (torch._subclasses.FakeTensor, torch.nn.Parameter)
 
 
-def is_alike(*nodes: Any) -> bool:
+def is_alike(x: Any, *others: Any) -> bool:
     """Return whether values are plain tensors of one shape and dtype."""
-    first = nodes[0]
-    return all(fits(x) and shape_of(x) == shape_of(first) and dtype_of(x) == dtype_of(first) for x in nodes)
+    return fits(x) and all(fits(y) and shape_of(y) == shape_of(x) and dtype_of(y) == dtype_of(x) for y in others)
 
 
 def broadcasts(modulation: Any, x: Any) -> bool:

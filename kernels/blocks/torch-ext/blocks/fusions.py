@@ -1,5 +1,6 @@
 """Norms, modulations, gates, residual sums and gated activations by the kernels, in a graph of Dynamo's."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Optional
@@ -18,6 +19,7 @@ from .training import GATES, gated_linear, join_loss, recompute_gate
 
 HAS_EPILOGUE = DEVICE == "cuda"  # for a GELU: on the CPU it is the exact one
 _RESULTS = {"add", "mul", "div", "cast", "layer_norm", "rms_norm"}  # the last operations of the patterns
+_OBSTACLES = re.compile("(t|transpose|swapaxes|swapdims|squeeze|unsqueeze|as_strided|set)_|_enter_inference_mode")
 _NORMS = (rmsnorm.rms_norm, adaln.ada_layer_norm, adaln.ada_rms_norm)
 
 # The operation of a kernel's function, for the report, and the package that it is from.
@@ -41,23 +43,20 @@ def fuse(module: GraphModule, returns_logits: bool = True) -> list[tuple[Node, s
     Without `returns_logits`, a graph with gradients returns None for logits that only a loss reads.
     """
     editor = Editor(module)
+    if obstacles := [node for node in module.graph.nodes if _OBSTACLES.fullmatch(operation(node))]:
+        return [(obstacles[0], "its graph changes a tensor's shape or memory in place, or the inference mode")]
     editor.remove_copies()
     editor.merge_equal()
     editor.straighten_sums()
     for replace in (
         partial(join_loss, returns_logits=returns_logits),
-        drop_causal_mask,
-        group_heads,
-        rotate,
+        *(drop_causal_mask, group_heads, rotate),
         partial(_replace_match, patterns=MODULATED, kernel_of=_modulated),
         partial(_replace_match, patterns={"": NORM}, kernel_of=_normalized_by),
         partial(_replace_match, patterns=GATED, kernel_of=_gated),
-        _add_before_norm,
-        rotate_together,
-        normalize_tokens_first,
+        *(_add_before_norm, rotate_together, normalize_tokens_first),
         partial(_replace_match, patterns=ACTIVATED, kernel_of=_activated),
-        recompute_gate,
-        _join_gelu,
+        *(recompute_gate, _join_gelu),
     ):
         for node in editor.nodes():
             replace(editor, node)
@@ -113,10 +112,9 @@ def _is_norm(found: Match, node: Node) -> bool:
     given = [part for part in (weight, found["bias"]) if part is not None]
     if not all(fits(part, dtype_of(x), torch.float32) and shape_of(part) == shape_of(x)[-1:] for part in given):
         return False
-    if len({*map(dtype_of, given)}) > 1:
-        return False
     keeps = weight is None or "before_weight" not in found.tags
-    return dtype_of(node) == (dtype_of(x) if keeps else torch.promote_types(dtype_of(x), dtype_of(weight)))
+    dtype = dtype_of(x) if keeps else torch.promote_types(dtype_of(x), dtype_of(weight))
+    return dtype_of(node) == dtype and len({*map(dtype_of, given)}) < 2
 
 
 def _gated(editor: Editor, node: Node, found: Match, rounding: str) -> Any:

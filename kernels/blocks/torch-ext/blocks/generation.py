@@ -162,9 +162,8 @@ class Decoder(Captures):
     def _loop(self, call: GenerateCall, state: State, step: Callable, length: int, kept: dict[str, Any]) -> int:
         """Launch steps until all sequences are done. Return the number of tokens.
 
-        A step is launched when the news of the step before the last one are here. The GPU computes one step for nothing
-        at the end: always one, so that the same random numbers are left each time. Steps whose tokens are chosen
-        outside of the graph wait for those of the last one.
+        A step is launched when the news of the step before the last one are here, or those of the last one if tokens
+        are chosen outside of the graph. The GPU always computes one more step, for the same random numbers each time.
         """
         is_by_hand, is_done = call.by_hand is not None, False
         state.end(call, call.criteria(state.ids[:, :length], kept.get("scores")) if is_by_hand else None)

@@ -55,8 +55,7 @@ class Gpu:
     def capture(self, run: Callable[[], Any], pool: Any, device: torch.device) -> tuple[Callable[[], None], Any, int]:
         """Return a function that repeats `run`, its result and its memory; or raise `Refused`, with CUDA as before."""
         if self._stream is None:
-            # Not Torch's one stream for captures: cuBLAS has a workspace for each stream, and graphs that are captured
-            # on one stream must not run at the same time.
+            # Not Torch's stream for captures: graphs of one stream share cuBLAS's workspace, and must not run together.
             self._stream = torch.cuda.Stream(device)
         graph = torch.cuda.CUDAGraph()
         cause: Optional[BaseException] = None
@@ -136,9 +135,8 @@ def on_device_of(model: nn.Module) -> AbstractContextManager:
 def _end_capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> bool:
     """Let Torch finish a capture that CUDA has ended with an error. Return whether that worked.
 
-    `capture_end` raises CUDA's error before it tells the allocator and the random number generator that the capture is
-    over, which would stay in the state of a capture. It gets as far as that if it ends another, empty capture of the
-    same stream.
+    `capture_end` raises CUDA's error before it ends the capture for the allocator and the random number generator. It
+    gets as far as that if it ends another, empty capture of the same stream.
     """
     try:
         driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")

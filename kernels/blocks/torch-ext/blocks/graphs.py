@@ -73,8 +73,7 @@ class _Derived:
 
 def _set_class(module: nn.Module, cls: Any) -> None:
     """Set the class of a module, and of its forward where wrappers keep that bound."""
-    # The hooks of accelerate, which move weights between devices, keep the bound forward that they found, and leave it
-    # in the module when they are removed.
+    # accelerate's hooks keep the bound forward that they found, and leave it in the module when they are removed.
     own = type(module).forward
     for name in ("forward", "_old_forward"):
         bound = vars(module).get(name)
@@ -90,8 +89,7 @@ def _with_graphs(cls: Any) -> Any:
         return cls
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        # Copies of the model have no runner.
-        runner = None if is_compiling() or is_off() else runners.get(self)
+        runner = None if is_compiling() or is_off() else runners.get(self)  # copies of the model have none
         if runner is None or (self in decoders and decoders[self].is_active()):
             return cls.forward(self, *args, **kwargs)
         return runner.call(self, MethodType(cls.forward, self), args, kwargs)

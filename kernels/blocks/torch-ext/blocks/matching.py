@@ -2,18 +2,19 @@
 
 Dynamo's graphs hold calls of Torch as the model wrote them. `operation` gives one name to an operation, however it is
 spelled (`x.float()`, `x.to(torch.float32)`), so that patterns need one form: `narrow(x * rsqrt(mean(x ** 2) + eps))`
-matches a norm, and binds `x` and `eps` to their nodes or values in the graph. `wide(x)` is x in float32 and `narrow(y)`
-a float32 value rounded to the dtype of x, so a pattern states where its formula rounds.
+matches a norm, and binds `x` and `eps`. `wide(x)` is x in float32, `narrow(y)` a float32 value rounded to x's dtype.
 """
 
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Optional
+from typing import Any, Optional, cast
 
 import torch
 from torch import Tensor
 from torch.fx import Node
+
+from .kernel_set import PACKAGES
 
 _CASTS = {"to", "float", "half", "bfloat16", "type_as", "type", "double"}
 _OTHER_NAMES = {"truediv": "div", "true_divide": "div", "subtract": "sub", "multiply": "mul"}
@@ -23,6 +24,7 @@ _NORMS: dict[str, dict[str, Any]] = {  # their parameters after the shape, and t
     "layer_norm": {"weight": None, "bias": None, "eps": 1e-5},
     "rms_norm": {"weight": None, "eps": None},
 }
+_HOMES = ("torch.", "_operator.", "builtins.")  # the modules of Torch's functions, of operators, and of `getattr`
 WIDE = (torch.float32, torch.float64)
 CHANGES = {"setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow"}
 CHANGES |= {"iand", "ior", "ixor", "ilshift", "irshift"}
@@ -50,9 +52,12 @@ def argument(node: Node, index: int, name: str, default: Any = None) -> Any:
 
 
 def operation(node: Any) -> str:
-    """Return the name of a call's operation: "cast" for conversions of the dtype alone, "" for anything but a call."""
+    """Return the name of a call's operation: "cast" for conversions of the dtype alone, "" if it is not Torch's own."""
     if not isinstance(node, Node) or node.op not in ("call_method", "call_function"):
         return ""
+    home = f"{getattr(node.target, '__module__', None) or 'torch'}."  # methods have none
+    if not home.startswith(_HOMES) or (home.startswith(("torch._ops.", "torch.ops.")) and home != "torch._ops.aten."):
+        return ""  # an op of a library, or a function of a user's, with the name of an operation
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
     if name in _CASTS and is_tensor(node) and node.args and is_tensor(node.args[0]):
         return "cast" if value(node).device == value(node.args[0]).device else "transfer"
@@ -61,18 +66,20 @@ def operation(node: Any) -> str:
 
 
 def changes(node: Node) -> bool:
-    """Return whether a node writes to a tensor, or changes a mode that operations depend on."""
+    """Return whether a node may write to a tensor, or changes a mode that operations depend on."""
     if node.op not in ("call_method", "call_function"):
         return node.op not in ("placeholder", "output", "get_attr")
-    name = operation(node)
-    if name in CHANGES or "out" in node.kwargs or node.kwargs.get("inplace") is True:
+    name, target = operation(node), cast(Any, node.target)
+    writes = name in CHANGES or (name.endswith("_") and not name.endswith("__") and name not in ("and_", "or_", "not_"))
+    writes |= name.endswith(("batch_norm", "instance_norm")) or name.startswith("wrapped_")  # statistics; of NumPy
+    writes |= name.startswith("embedding") and argument(node, 3, "max_norm") is not None
+    if writes or "out" in node.kwargs or node.kwargs.get("inplace") is True:
         return True
-    if name.endswith("_") and not name.endswith("__") and name not in ("and_", "or_", "not_"):  # as in `operator`
-        return True
-    schema = getattr(node.target, "_schema", None)
-    if schema is not None:
-        return bool(schema.is_mutable)
-    is_functional = getattr(node.target, "__module__", "") == "torch.nn.functional"  # takes `inplace` by position
+    ops = [getattr(target, each) for each in target.overloads()] if hasattr(target, "overloads") else [target]
+    schemas = [op._schema for op in ops if hasattr(op, "_schema")]
+    if schemas or not name:  # a function without a schema may run any code, as the bodies of checkpoints do
+        return any(schema.is_mutable for schema in schemas) or not (schemas or target.__module__.startswith(PACKAGES))
+    is_functional = getattr(target, "__module__", "") == "torch.nn.functional"  # takes `inplace` by position
     return name.startswith(("_enter", "_exit", "_set_", "set_")) or (is_functional and node.args[-1:] == (True,))
 
 

@@ -36,10 +36,9 @@ _WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParalle
 class Snapshot:
     """The state of a module, or of another object, that its Python code may read.
 
-    A graph repeats a forward with all numbers, choices and addresses that the forward found when it was captured. A
-    snapshot has shallow copies of the dictionaries, lists and sets that hold them, also those of objects in modules
-    (configurations, attention processors). It compares by identity, then by value, and the addresses of tensors: a
-    graph reads their contents anew. Tensors on other devices are compared by their version.
+    A graph repeats a forward with all numbers, choices and addresses of its capture. A snapshot has shallow copies of
+    the dictionaries, lists and sets that hold them, also in objects (configurations, attention processors). It compares
+    identities, then values, and tensors' addresses: a graph reads their contents anew; on other devices, versions.
     """
 
     def __init__(self, root: Any, device: torch.device, unread: Sequence[str] = ()) -> None:

@@ -1,8 +1,7 @@
 """Models and blocks by Dynamo: Torch traces the forward, and the kernels take the place of operations in its graph.
 
 `torch.compile` calls the back end with a graph of Torch's own calls, and guards it: the graph runs only while inputs,
-modules, hooks, modes and global names are as they were when it was traced. Inductor has no part in it: the graph's
-calls run one by one, without the Python of the model around them.
+modules, hooks, modes and global names are as they were when it was traced. Inductor has no part in it.
 """
 
 import copy
@@ -13,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from torch._dynamo.utils import counters
 from torch.compiler import is_compiling
 from torch.fx import GraphModule
 from torch.fx.traceback import preserve_node_meta, set_stack_trace
+from torch.nn.modules.module import _has_any_global_hook
 
 from .fusions import fuse
 from .kernel_set import is_forward_mode, is_off, is_transformed, is_watched
@@ -75,7 +75,7 @@ def _groups_in(model: nn.Module) -> Iterator[list[nn.Module]]:
 
 def _compiled(modules: Sequence[nn.Module], backend: "_Backend") -> Callable[..., Any]:
     """Return the call of modules of one class, by graphs that they share."""
-    methods = _methods_in(modules)
+    keys, methods = _methods_in(modules)
 
     def traced(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return module._call_impl(*args, **kwargs)
@@ -91,9 +91,9 @@ def _compiled(modules: Sequence[nn.Module], backend: "_Backend") -> Callable[...
         if is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
             return module._call_impl(*args, **kwargs)
         own: Any = module._compiled_call_impl
-        if is_off() or is_watched():  # a mode would see the calls of its own trace
+        if is_off() or is_watched() or _has_any_global_hook():  # a mode would see its own trace; hooks have no guards
             return (own.former or module._call_impl)(*args, **kwargs)
-        is_patched = any(getattr(owner, name) is not method for owner, name, method in methods)
+        is_patched = list(map(getattr, *keys)) != methods
         has_cache = backend.is_block and any(hasattr(value, "get_seq_length") for value in kwargs.values())
         is_paged = any(type(value).__name__ == "PagedAttentionCache" for value in kwargs.values())
         if is_patched or is_paged or has_cache:
@@ -133,13 +133,15 @@ def _first_call() -> Iterator[None]:
             gc.enable()
 
 
-def _methods_in(modules: Sequence[nn.Module]) -> list[tuple[type, str, Any]]:
-    """Return the methods of classes that calls run: Torch's guards compare the classes, and not these."""
+def _methods_in(modules: Sequence[nn.Module]) -> tuple[Any, list[Any]]:
+    """Return classes and names of methods that calls run, and the methods: Torch's guards compare the classes alone."""
     parts = [part for module in modules for part in module.modules()]
-    processors = [value for part in parts for value in vars(part).values() if callable(value)]
-    owners = {type(part) for part in (*parts, *processors)}
-    methods = [(owner, name, getattr(owner, name, None)) for owner in owners for name in ("forward", "__call__")]
-    return [entry for entry in methods if isinstance(entry[2], FunctionType)]
+    methods: dict[tuple[type, str], Any] = {}
+    for owner in {type(value) for part in parts for value in (part, *filter(callable, vars(part).values()))}:
+        own = {name for cls in owner.__mro__ if cls not in (nn.Module, object) for name in vars(cls)}
+        methods |= {(owner, name): getattr(owner, name, None) for name in (*own, "forward", "__call__")}
+    methods = {key: value for key, value in methods.items() if isinstance(value, (FunctionType, MethodType))}
+    return [*zip(*methods), itertools.repeat(None)], [*methods.values()]
 
 
 class _Backend:

@@ -94,8 +94,7 @@ def recompute_gate(editor: Editor, node: Node) -> None:
         return
     if value(weight).requires_grad and editor.may_join([gated], node):
         args = (gated.target.__name__, dict(gated.kwargs), gated.args, weight, bias)
-        stack = gated.meta.get("nn_module_stack")
-        editor.replace_by_call(node, gated_linear, args).meta["nn_module_stack"] = stack
+        editor.replace_by_call(node, gated_linear, args).meta["nn_module_stack"] = gated.meta.get("nn_module_stack")
 
 
 def gated_linear(gate: str, options: Any, inputs: Any, weight: Tensor, bias: Any) -> Tensor:
