@@ -43,21 +43,21 @@ class _Rows:
 
     def run(self, node: Any) -> Any:
         """Return the row of a node, or its rows. Raise `_Unknown` if there is none."""
-        self.nodes += [node] if isinstance(node, Node) else []
-        if len(self.nodes) > _MOST:  # sums may go back to the first layer
-            raise _Unknown
-        node = unwidened(node)
-        if node is self._x:
+        inner = unwidened(node)
+        self.nodes += [part for part in (node, inner) if isinstance(part, Node)]
+        if inner is self._x:
             return self.row.view(*[1] * self._leading, -1)
-        self.nodes.append(node)
-        name = operation(node)
+        node, name = inner, operation(inner)
+        is_later = name == "empty_like" or (name and node > self._x)  # as all nodes that depend on x
+        if not is_later or len(self.nodes) > _MOST:
+            raise _Unknown
         if name == "mul" and len(node.args) == 2:
             return self._product(*node.args)
         if name == "empty_like":
             parts = [self.run(store.args[2]) for store in assignments_to(node)]
             if [store.args[1] for store in assignments_to(node)] == _PAIRS:
                 return torch.stack(parts, -1).flatten(-2)
-        if name == "cast" and dtype_of(node.args[0]) in WIDE and operation(node.args[0]) in _SUMS:
+        if name == "cast" and dtype_of(node.args[0]) in WIDE and operation(node.args[0]) in ("add", "sub"):
             return self.run(node.args[0])  # it rounds a sum
         if name in _SHAPES:
             given, full = self.run(node.args[0]), shape_of(node)
@@ -87,7 +87,6 @@ class _Rows:
         raise _Unknown
 
 
-_SUMS = ("add", "sub")
 _PAIRS = [(Ellipsis, slice(0, None, 2)), (Ellipsis, slice(1, None, 2))]
 
 
@@ -112,10 +111,10 @@ def rotation_in(editor: Editor, node: Node) -> Optional[Rotation]:
     """Return the rotation whose result a node is, or None. The editor notes one that no kernel computes."""
     is_rounded = operation(node) == "cast" and dtype_of(node.args[0]) in WIDE
     root = node.args[0] if is_rounded else node
-    wholes = (_whole(part, shape_of(root)) for product in _products_in(root) for part in product.args)
-    for x in dict.fromkeys(filter(is_tensor, wholes)):
-        if not isinstance(shape_of(x)[-1], int):
-            continue
+    products: list[Node] = [*filter(is_tensor, _products_in(root))]
+    has_pair = len(products) > 1 or any(value(product).is_complex() for product in products)  # a real rotation has two
+    wholes = (_whole(part, shape_of(root)) for product in products if has_pair for part in product.args)
+    for x in dict.fromkeys(part for part in wholes if is_tensor(part) and isinstance(shape_of(part)[-1], int)):
         rows = _Rows(x)
         with contextlib.suppress(_Unknown):
             result = rows.run(root).flatten()
@@ -163,7 +162,7 @@ def _kind_of(x: Tensor, cos: Tensor, sin: Tensor, result: Tensor) -> Optional[tu
     if cos is sin and cos.is_complex():
         cos, sin = cos.real, cos.imag
     count = len(cos)
-    if sin.shape != cos.shape or cos.dim() > 1 or cos.is_complex() or sin.is_complex():
+    if sin.shape != cos.shape or cos.dim() > 1 or cos.is_complex() or sin.is_complex() or result.shape != x.shape:
         return None
     for width in (count, 2 * count):  # a value for each element, or for each pair
         if 4 <= width <= len(x) and width % 2 == 0:
@@ -174,7 +173,7 @@ def _kind_of(x: Tensor, cos: Tensor, sin: Tensor, result: Tensor) -> Optional[tu
                 if width != count:
                     tables = [t.repeat(2) if pairs == "half" else t.repeat_interleave(2) for t in (cos, sin)]
                 expected = torch.cat((rotated * tables[0] + turned * tables[1], x[width:]))
-                if result.shape == expected.shape and torch.allclose(result, expected, rtol=1e-12, atol=1e-12):
+                if torch.allclose(result, expected, rtol=1e-12, atol=1e-12):
                     return pairs, width if width < len(x) else None
     return None
 
