@@ -48,16 +48,12 @@ def fuse(module: GraphModule, returns_logits: bool = True) -> list[tuple[Node, s
     editor.remove_copies()
     editor.merge_equal()
     editor.straighten_sums()
-    for replace in (
-        partial(join_loss, returns_logits=returns_logits),
-        *(drop_causal_mask, group_heads, rotate),
-        partial(_replace_match, patterns=MODULATED, kernel_of=_modulated),
-        partial(_replace_match, patterns={"": NORM}, kernel_of=_normalized_by),
-        partial(_replace_match, patterns=GATED, kernel_of=_gated),
-        *(_add_before_norm, rotate_together, normalize_tokens_first),
-        partial(_replace_match, patterns=ACTIVATED, kernel_of=_activated),
-        *(recompute_gate, _join_gelu),
-    ):
+    matched = ((MODULATED, _modulated), ({"": NORM}, _normalized_by), (GATED, _gated))
+    passes: list[Any] = [partial(join_loss, returns_logits=returns_logits), drop_causal_mask, group_heads, rotate]
+    passes += [partial(_replace_match, patterns=patterns, kernel_of=kernel_of) for patterns, kernel_of in matched]
+    passes += [_add_before_norm, rotate_together, normalize_tokens_first]
+    passes += [partial(_replace_match, patterns=ACTIVATED, kernel_of=_activated), recompute_gate, _join_gelu]
+    for replace in passes:
         for node in editor.nodes():
             replace(editor, node)
     module.graph.lint()
