@@ -59,8 +59,9 @@ def compare(blocks, model, *calls, times=2):
     return counts
 
 
-# q, k, v; output projection; gate and up; down projection with residual: twice, and the logits.
+# q, k, v; output projection; gate and up; down projection with residual: twice, and the logits. They normalize.
 STEP = {"linear": 7, "gated_linear": 2, "cached_attention": 2}
+BETWEEN = {"rms_norm": 4, "add_rms_norm": 4}  # norms of products, and sums before norms
 WIDE = {"head_dim": 64}
 
 
@@ -70,14 +71,14 @@ WIDE = {"head_dim": 64}
         ("llama", {}, {**STEP, "rotate_tokens": 2}),
         ("qwen3", {}, {**STEP, "norm_rotate": 2}),
         ("mistral", {}, {**STEP, "rotate_tokens": 2}),
-        ("gemma3", {}, {**STEP, "norm_rotate": 2}),
+        ("gemma3", {}, {**STEP, **BETWEEN, "norm_rotate": 2}),
         # Its attention limits the products of q and k, which only transformers' own function does.
-        ("gemma2", {}, {"linear": 7, "gated_linear": 2, "rotate_tokens": 2}),
+        ("gemma2", {}, {"linear": 7, "gated_linear": 2, "rotate_tokens": 2, **BETWEEN}),
         ("phi3", {}, {"linear": 9, "cached_attention": 2, "rotate_tokens": 2}),
         # Attention with heads of this size rotates.
         ("llama", WIDE, STEP),
         ("qwen3", WIDE, STEP),
-        ("gemma3", WIDE, STEP),
+        ("gemma3", WIDE, {**STEP, **BETWEEN}),
     ],
 )
 def test_greedy(blocks, name, sizes, ops):
@@ -88,7 +89,7 @@ def test_greedy(blocks, name, sizes, ops):
     assert not counts.eager_steps
     assert counts.generated == 4
     assert counts.replays == 2 * 2 * (NEW_TOKENS - 1) + 1  # the second prompt without padding
-    with OurOps("decode", "rope3d") as calls:
+    with OurOps("decode", "rmsnorm", "rope3d") as calls:
         generate(model, **padded)
     if blocks.kernel_set.DEVICE == "cpu":
         assert calls.ops == {op: number * (NEW_TOKENS - 1) for op, number in ops.items()}
@@ -146,8 +147,12 @@ def test_processors(blocks):
 
 
 def test_products_that_something_else_reads(blocks):
-    """Products are computed with a sum or a gate only if nothing else reads them."""
-    recording, decoding = module_of(blocks, "recording"), module_of(blocks, "decoding")
+    """Products are computed with a sum, a gate or a norm only if nothing else reads or writes these."""
+    recording, decoding, fusions = (module_of(blocks, name) for name in ("recording", "decoding", "fusions"))
+
+    def norm(x):
+        return F.rms_norm(x, (16,), other[0], 1e-5)
+
     x, residual = torch.randn(2, 1, 16), torch.randn(2, 1, 16)
     weight, other = nn.Parameter(torch.randn(16, 16)), nn.Parameter(torch.randn(16, 16))
     uses = [
@@ -163,10 +168,17 @@ def test_products_that_something_else_reads(blocks):
         lambda x, product: F.linear(product, weight) + F.linear(x, other),
         lambda x, product: product + F.linear(x, other) + F.linear(x.mul_(2), other),
         lambda x, product: F.silu(product) * F.linear(product, other),
+        lambda x, product: F.linear(norm(product + residual), other),
+        lambda x, product: F.linear(norm(total := product + residual), other) + F.linear(total, weight),
+        lambda x, product: F.linear(normed := norm(product), other) + normed,
+        lambda x, product: product + F.linear(normed := norm(x), other) + F.linear(normed[:1], weight),
+        lambda x, product: (normed := norm(x)) + product + F.linear(normed[:, -1:], other),
+        lambda x, product: F.linear((norm(x), x.mul_(2))[0], other) + product,
     ]
     for use in uses:
         recorded = recording.Recording(nn.Module)
         recorded.record(lambda x, use=use: use(x, F.linear(x, weight)), (x.clone(),), {})
+        fusions.fuse(recorded.module)
         decoding.fuse_step(recorded.module)
         changed = x.clone()
         torch.testing.assert_close(recorded.run(x.clone()), use(changed, F.linear(changed, weight)))

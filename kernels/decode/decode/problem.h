@@ -17,6 +17,8 @@ using kit::Type;
 
 // The most rows of x for which a linear layer reads its weights at the speed of the memory.
 constexpr int64_t kMostRows = 8;
+// The most elements of x that a kernel normalizes on CUDA: shared memory holds them.
+constexpr int64_t kMostNormed = 18432;
 // The most layers of one call.
 constexpr int kMostWeights = 3;
 // The most elements of a head.
@@ -41,6 +43,9 @@ struct Weight {
 //
 //     out[r][n] = activation(x[r] . weights[0][n] + bias[0][n]) * (x[r] . weights[1][n] + bias[1][n])
 //
+// With a norm, on CUDA and of bfloat16, each row of x is first divided by the root of the mean of its squares, plus
+// eps, and multiplied with the norm's weight plus the offset.
+//
 // x, residual and out are contiguous.
 struct Linear {
   Type type;  // of all tensors
@@ -51,6 +56,8 @@ struct Linear {
   Activation activation;
   const void* residual;  // [rows, outputs] or null
   void* out;             // [rows, outputs]
+  const void* norm;      // its weight, [inputs], or null
+  float eps, offset;
 };
 
 // Of a tensor [batch, heads, tokens, elements], whose elements are adjacent.

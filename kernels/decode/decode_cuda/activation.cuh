@@ -8,18 +8,10 @@
 namespace decode_step {
 
 __device__ __forceinline__ float activated(float x, Activation activation) {
-  switch (activation) {
-    case Activation::silu:
-      return x / (1.0f + expf(-x));
-    case Activation::gelu:
-      return 0.5f * x * erfcf(-0.707106781f * x);
-    case Activation::gelu_tanh:
-      // x / 2 * (1 + tanh(y)) is x * sigmoid(2 * y), which does not cancel.
-      return x / (1.0f + expf(-1.5957691216f * (x + 0.044715f * x * x * x)));
-    case Activation::none:
-      break;
-  }
-  return x;
+  if (activation == Activation::gelu) return 0.5f * x * erfcf(-0.707106781f * x);
+  // That of gelu_tanh, x / 2 * (1 + tanh(y)), is x * sigmoid(2 * y), which does not cancel.
+  const float y = activation == Activation::silu ? x : 1.5957691216f * (x + 0.044715f * x * x * x);
+  return x / (1.0f + expf(-y));
 }
 
 }  // namespace decode_step

@@ -2,8 +2,8 @@
 //
 // Beyond naive/decode.cu: each weight is read once for all rows of x, by tensor cores whose multiplicand of 16 rows is
 // a tile of the weights and that of 8 columns is x; a thread has the next vectors in flight while it multiplies, and
-// the first ones of constant weights while the previous kernel runs; several layers of one x, the gate of an MLP, bias
-// and residual are one launch.
+// the first ones of constant weights while the previous kernel runs; several layers of one x and its norm, the gate of
+// an MLP, bias and residual are one launch.
 //
 // Reads:    each weight once; x once per block.
 // Writes:   `out`.
@@ -16,9 +16,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
+#include <type_traits>
 
 #include "decode/problem.h"
 #include "decode_cuda/activation.cuh"
+#include "decode_cuda/linear_plans.cuh"
 #include "decode_cuda/tensor_cores.cuh"
 #include "kit/elements.cuh"
 #include "kit/launch.cuh"
@@ -32,16 +34,9 @@ using namespace kit;
 constexpr int kTile = 16;  // rows of weights per block: of one layer, or eight of the gate and eight of the projection
 
 // The layers of a call. Blocks are numbered over the tiles of all.
-struct Layers {
-  Weight weights[kMostWeights];
+struct Layers : Linear {
   int first_block[kMostWeights];  // of each layer; that of an absent one is the number of blocks
   int64_t first_output[kMostWeights];
-  int64_t inputs, outputs;
-  int rows;  // of x
-  const void* x;
-  const void* residual;
-  void* out;
-  Activation activation;
   bool constant_weights;
   int cluster;  // blocks that share a tile
   int tiles;
@@ -78,28 +73,35 @@ struct Tile {
   }
 };
 
+__device__ __forceinline__ float sum_of_lanes(float sum) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(kAllLanes, sum, offset);
+  return sum;
+}
+
 template <typename T>
 __device__ __forceinline__ float bias_of(const Weight& weight, int64_t row) {
   return weight.bias == nullptr ? 0.0f : decode(static_cast<const T*>(weight.bias)[row]);
 }
 
-// Stores the results of a block from the sums of its tile; `sum(row, r)` is that of a row of the tile and row r of x.
-template <typename T, int kThreads, typename Sum>
-__device__ __forceinline__ void finish(const Layers& layers, const Tile& tile, const Sum& sum) {
+// Stores the results of a block from the sums of its tile, each by a thread; `sum(row, r)` is that of a row of the tile
+// and row r of x, and with a norm `sum(kTile, r)` that of the squares of row r.
+template <typename T, typename Sum>
+__device__ __forceinline__ void finish(const Layers& layers, const Tile& tile, bool has_norm, const Sum& sum) {
   const bool gated = layers.activation != Activation::none;
-  const int outputs = gated ? kTile / 2 : kTile;
-  for (int i = static_cast<int>(threadIdx.x); i < outputs * layers.rows; i += kThreads) {
-    const int row = i & (outputs - 1), r = gated ? i / (kTile / 2) : i / kTile;
-    if (tile.low_row + row >= tile.low.rows) continue;
-    const int64_t at = r * layers.outputs + tile.output + row;
-    float value = sum(row, r) + bias_of<T>(tile.low, tile.low_row + row);
-    if (gated) {
-      value = activated(value, layers.activation) * (sum(row + outputs, r) + bias_of<T>(tile.high, tile.low_row + row));
-    } else if (layers.residual != nullptr) {
-      value += decode(static_cast<const T*>(layers.residual)[at]);
-    }
-    static_cast<T*>(layers.out)[at] = encode<T>(value);
+  const int outputs = gated ? kTile / 2 : kTile, i = static_cast<int>(threadIdx.x);
+  const int row = i & (outputs - 1), r = gated ? i / (kTile / 2) : i / kTile;
+  if (r >= layers.rows || tile.low_row + row >= tile.low.rows) return;
+  const int64_t at = r * layers.outputs + tile.output + row;
+  const float scale = has_norm ? rsqrtf(sum(kTile, r) / static_cast<float>(layers.inputs) + layers.eps) : 1.0f;
+  float value = sum(row, r) * scale + bias_of<T>(tile.low, tile.low_row + row);
+  if (gated) {
+    const float up = sum(row + outputs, r) * scale + bias_of<T>(tile.high, tile.low_row + row);
+    value = activated(value, layers.activation) * up;
+  } else if (layers.residual != nullptr) {
+    value += decode(static_cast<const T*>(layers.residual)[at]);
   }
+  static_cast<T*>(layers.out)[at] = encode<T>(value);
 }
 
 // --- tensor cores ----------------------------------------------------------------------------------------------------
@@ -115,30 +117,21 @@ __device__ __forceinline__ uint4 load_weights([[maybe_unused]] const void* from)
   return word;
 }
 
-constexpr int kSumStride = kTile + 4;  // so that the warps' stores hit different banks
-
-// How a tile is read: each thread reads `vectors` vectors of each of its rows at a time, of which `ahead` times are in
-// flight. So many blocks per SM have the registers. `cost`: of the time, in percent, see `choose`. `clusters`: whether
-// the blocks of a cluster can share a tile. `loops`: whether blocks compute several tiles, and load the next one while
-// they add up the one before.
-struct Plan {
-  int warps, vectors, ahead, blocks_per_sm, cost;
-  bool clusters = false, loops = false;
-};
-constexpr Plan kPlans[] = {{16, 2, 2, 1, 1000},     {16, 1, 2, 2, 104}, {8, 1, 3, 3, 105, true},
-                           {4, 2, 2, 5, 115, true}, {4, 1, 5, 4, 100},  {4, 1, 3, 5, 106, false, true}};
-constexpr int kMostBlocksOfCluster = 8;
+// Floats per row of x: the sums of the tile's rows, with a norm the sum of squares, and padding, so that the warps'
+// stores hit different banks.
+constexpr int kSumStride = kTile + 4;
+constexpr int kGap = 32;  // elements between rows of x in shared memory, for the same reason
 
 // Lane 4 * g + t has vectors of rows g and g + 8 of the tile and of row g of x. The inputs of one vector of 8 are
 // spread over two products of 16, in the same way for weights and x: the order in which inputs are added does not
 // matter, and no vector has to be shuffled.
-template <typename T, int kPlan>
+template <typename T, int kPlan, bool kNorm = false>
 __global__ void __launch_bounds__(kPlans[kPlan].warps* kWarp, kPlans[kPlan].blocks_per_sm)
     tensor_core_kernel(const __grid_constant__ Layers layers) {
-  constexpr int kWarps = kPlans[kPlan].warps, kThreads = kWarps * kWarp, kVectors = kPlans[kPlan].vectors;
+  constexpr int kWarps = kPlans[kPlan].warps, kVectors = kPlans[kPlan].vectors;
   constexpr int kStep = 4 * 8 * kVectors;  // inputs that a warp multiplies at a time
   constexpr int kAhead = kPlans[kPlan].ahead, kLoads = kAhead * kVectors;
-  constexpr bool kClusters = kPlans[kPlan].clusters, kLoops = kPlans[kPlan].loops;
+  constexpr bool kClusters = kPlans[kPlan].clusters && !kNorm, kLoops = kPlans[kPlan].loops || kNorm;
   const int cluster = kClusters ? layers.cluster : 1;
   const int stride = cluster * kWarps * kStep;  // from these inputs to the next ones of the warp
   trigger_next_grid();
@@ -146,6 +139,8 @@ __global__ void __launch_bounds__(kPlans[kPlan].warps* kWarp, kPlans[kPlan].bloc
   const int g = lane / 4, t = lane % 4, rank = static_cast<int>(blockIdx.x) % cluster;
   Tile tile(layers, static_cast<int>(blockIdx.x) / cluster);
   const int first_step = (rank * kWarps + warp) * kStep, first = first_step + t * 8;
+  extern __shared__ VectorOf<__nv_bfloat16> weighted_x[];  // with a norm: x times the norm's weight
+  const int64_t row_of_x = layers.inputs + (kNorm ? kGap : 0);
   const T *low, *high, *x;
   int left;  // inputs from here on
   const auto start = [&](const Tile& tile) {
@@ -153,7 +148,7 @@ __global__ void __launch_bounds__(kPlans[kPlan].warps* kWarp, kPlans[kPlan].bloc
     low = static_cast<const T*>(tile.low.data) + min(tile.low_row + g, tile.low.rows - 1) * tile.low.stride + first;
     high =
         static_cast<const T*>(tile.high.data) + min(tile.high_row + g, tile.high.rows - 1) * tile.high.stride + first;
-    x = static_cast<const T*>(layers.x) + g * layers.inputs + first;
+    x = (kNorm ? reinterpret_cast<const T*>(weighted_x) : static_cast<const T*>(layers.x)) + g * row_of_x + first;
     left = static_cast<int>(layers.inputs) - first;
   };
   start(tile);
@@ -172,6 +167,26 @@ __global__ void __launch_bounds__(kPlans[kPlan].warps* kWarp, kPlans[kPlan].bloc
   load_next();
   if (layers.constant_weights) grid_wait();
   __shared__ float parts[kWarps][kMostRows][kSumStride];
+  if constexpr (kNorm) {
+    for (int r = 0; r < layers.rows; ++r) {
+      float square = 0.0f;
+#pragma unroll 2
+      for (int i = static_cast<int>(threadIdx.x) * 8; i < layers.inputs; i += kWarps * kWarp * 8) {
+        const auto values = load<T, 8>(static_cast<const T*>(layers.x) + r * layers.inputs + i);
+        const auto weights = load<T, 8>(static_cast<const T*>(layers.norm) + i);
+        float products[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          square = fmaf(decode(values, j), decode(values, j), square);
+          products[j] = decode(values, j) * (decode(weights, j) + layers.offset);
+        }
+        weighted_x[(r * row_of_x + i) / 8] = encode_all<T>(products);
+      }
+      square = sum_of_lanes(square);
+      if (lane == 0) parts[warp][r][kTile] = square;
+    }
+    __syncthreads();
+  }
   const auto sum_of_warps = [&](int row, int r) {
     float sum = 0.0f;
 #pragma unroll
@@ -187,7 +202,8 @@ __global__ void __launch_bounds__(kPlans[kPlan].warps* kWarp, kPlans[kPlan].bloc
       for (int i = 0; i < kLoads; ++i) {
         low_words[i] = next_low[i];
         high_words[i] = next_high[i];
-        x_words[i] = has_row && offset(i) < left ? load_word(reinterpret_cast<const uint4*>(x + offset(i))) : uint4{};
+        const auto* const word = reinterpret_cast<const uint4*>(x + offset(i));
+        x_words[i] = !has_row || offset(i) >= left ? uint4{} : kNorm ? *word : load_word(word);
       }
       low += kAhead * stride;
       high += kAhead * stride;
@@ -195,6 +211,8 @@ __global__ void __launch_bounds__(kPlans[kPlan].warps* kWarp, kPlans[kPlan].bloc
       left -= kAhead * stride;
       if (kLoops && k + kAhead * stride >= layers.inputs && next < layers.tiles) start(Tile(layers, next));
       load_next();
+      // Else ptxas waits for x before it loads more weights, where registers are few.
+      if (kClusters && kVectors == 1) __syncwarp();
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
         multiply<T>(sums, low_words[i].x, high_words[i].x, low_words[i].y, high_words[i].y, x_words[i].x, x_words[i].y);
@@ -207,24 +225,23 @@ __global__ void __launch_bounds__(kPlans[kPlan].warps* kWarp, kPlans[kPlan].bloc
     parts[warp][2 * t + 1][g + 8] = sums[3];
     __syncthreads();
     if (cluster != 1) break;
-    finish<T, kThreads>(layers, tile, sum_of_warps);
+    finish<T>(layers, tile, kNorm, sum_of_warps);
     if (!kLoops || next >= layers.tiles) return;
     __syncthreads();  // the sums have been read
     tile = Tile(layers, next);
   }
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   __shared__ float sums_of_block[kMostRows][kTile];
-  const int thread = static_cast<int>(threadIdx.x);
-  if (thread < kMostRows * kTile)
-    sums_of_block[thread / kTile][thread % kTile] = sum_of_warps(thread % kTile, thread / kTile);
+  const int row = static_cast<int>(threadIdx.x) % kTile, r = static_cast<int>(threadIdx.x) / kTile;
+  if (r < kMostRows) sums_of_block[r][row] = sum_of_warps(row, r);
   const auto blocks = cooperative_groups::this_cluster();
   blocks.sync();
   if (rank == 0) {
-    finish<T, kThreads>(layers, tile, [&](int row, int r) {
-      float sum = 0.0f;
-      for (int i = 0; i < cluster; ++i) sum += *blocks.map_shared_rank(&sums_of_block[r][row], i);
-      return sum;
-    });
+    float sum = 0.0f;
+    for (int i = 0; i < cluster && r < kMostRows; ++i) sum += *blocks.map_shared_rank(&sums_of_block[r][row], i);
+    if (r < kMostRows) parts[0][r][row] = sum;
+    __syncthreads();
+    finish<T>(layers, tile, kNorm, [&](int row, int r) { return parts[0][r][row]; });
   }
   blocks.sync();  // the first block has read the memory of the others
 #endif
@@ -263,77 +280,33 @@ __global__ void __launch_bounds__(kPlainThreads) plain_kernel(const __grid_const
     }
 #pragma unroll
     for (int r = 0; r < kMostRows; ++r) {
-#pragma unroll
-      for (int offset = kWarp / 2; offset > 0; offset /= 2) sums[r] += __shfl_xor_sync(kAllLanes, sums[r], offset);
+      sums[r] = sum_of_lanes(sums[r]);
       if (lane == 0) totals[r][row] = sums[r];
     }
   }
   __syncthreads();
-  finish<T, kPlainThreads>(layers, tile, [&](int row, int r) { return totals[r][row]; });
+  finish<T>(layers, tile, false, [&](int row, int r) { return totals[r][row]; });
 }
 
 // --- launch ----------------------------------------------------------------------------------------------------------
 
-// Whether the rows of x and of all weights start at 16-byte boundaries.
+// Whether the norm's weight and the rows of x and of all weights start at 16-byte boundaries.
 bool has_aligned_rows(const Linear& problem, int64_t element_bytes) {
   const auto fits = [&](const void* data, int64_t stride) {
     return aligned(data) && stride * element_bytes % kVectorBytes == 0;
   };
-  bool all = fits(problem.x, problem.inputs);
+  bool all = fits(problem.x, problem.inputs) && aligned(problem.norm);
   for (int i = 0; i < problem.count; ++i) all = all && fits(problem.weights[i].data, problem.weights[i].stride);
   return all;
-}
-
-// The number of a plan, and blocks that share a tile.
-struct Choice {
-  int plan, cluster;
-};
-
-// Chooses for so many tiles: all blocks should run at once, and then with as many bytes in flight as possible. Measured
-// on an H200 for 256 to 20,480 inputs and 256 to 152,064 outputs: the plan that is chosen takes 1.003 times the time of
-// the fastest one in the mean of 577 layers, and at most 1.04 times that of cuBLAS.
-Choice choose(int64_t tiles, int64_t sms, int64_t inputs, bool has_clusters, bool constant_weights) {
-  // All blocks wait for the weights: fewer ones take 6 % less time in the mean of 101 layers (H200).
-  if (!constant_weights && tiles > (inputs > 1024 ? 7 : 3) * sms && tiles <= 10 * sms && inputs <= 2048) return {5, 1};
-  if (has_clusters && inputs >= 4608 && (inputs < 12288 ? 4 : 3) * tiles <= sms) return {2, kMostBlocksOfCluster};
-  if (has_clusters && inputs >= 9216 && 2 * tiles > sms && 10 * tiles <= 7 * sms) return {2, 4};
-  if (tiles <= sms) return {0, 1};
-  if (has_clusters && inputs >= 4096 && 13 * tiles <= 15 * sms) return {3, 4};
-  if (has_clusters && inputs >= 4096 && 2 * tiles <= 3 * sms) return {2, 2};
-  if (inputs >= 640 && tiles <= 2 * sms) return {1, 1};
-  if (has_clusters && inputs >= 4096 && 2 * tiles <= 5 * sms) return {3, 2};
-  if (inputs >= 640 && tiles <= 3 * sms) return {2, 1};
-  if (inputs >= 8192 && 2 * tiles <= 7 * sms) return {1, 1};
-  // Some SMs are idle at the end, and some loads are past the last input. Sums of 16 warps take longer, which matters
-  // less with more inputs.
-  const auto waste = [](int64_t all, int64_t at_once) {
-    return static_cast<float>((all + at_once - 1) / at_once * at_once - all) / static_cast<float>(all);
-  };
-  const auto time = [&](const Plan& plan) {
-    const auto read = static_cast<float>(inputs);
-    return plan.cost + (plan.warps == 16 ? 32000 / read - read / 1820 : 0.0f) +
-           50 * std::min(1.0f, waste(tiles, plan.blocks_per_sm * sms)) +
-           60 * std::min(1.0f, waste(inputs, plan.warps * 32 * plan.vectors * plan.ahead));
-  };
-  const auto first = [&](const Plan& a, const Plan& b) { return time(a) < time(b); };
-  return {static_cast<int>(std::min_element(std::begin(kPlans), std::end(kPlans), first) - kPlans), 1};
 }
 
 template <typename T>
 void launch(const Linear& problem, bool constant_weights, cudaStream_t stream) {
   const bool gated = problem.activation != Activation::none;
-  Layers layers{};
-  layers.inputs = problem.inputs;
-  layers.outputs = problem.outputs;
-  layers.rows = static_cast<int>(problem.rows);
-  layers.x = problem.x;
-  layers.residual = problem.residual;
-  layers.out = problem.out;
-  layers.activation = problem.activation;
+  Layers layers{problem};
   layers.constant_weights = constant_weights;
   int64_t blocks = 0, outputs = 0;
   for (int i = 0; i < kMostWeights; ++i) {
-    layers.weights[i] = problem.weights[i];
     layers.first_block[i] = static_cast<int>(blocks);
     layers.first_output[i] = outputs;
     if (i >= problem.count || (gated && i > 0)) continue;
@@ -350,15 +323,24 @@ void launch(const Linear& problem, bool constant_weights, cudaStream_t stream) {
     if (vectors && compiled_capability() >= 80) {
       DeviceProperties device;
       if (current_device_properties(&device) != cudaSuccess) return;  // the error is also left for cudaGetLastError
+      const bool has_norm = problem.norm != nullptr;
+      const Choice choice =
+          has_norm ? Choice{choose_for_norm(blocks, device.sms, problem.inputs), 1}
+                   : choose(blocks, device.sms, problem.inputs, compiled_capability() >= 90, constant_weights);
       void (*const kernels[])(Layers) = {tensor_core_kernel<T, 0>, tensor_core_kernel<T, 1>, tensor_core_kernel<T, 2>,
                                          tensor_core_kernel<T, 3>, tensor_core_kernel<T, 4>, tensor_core_kernel<T, 5>};
-      const Choice choice = choose(blocks, device.sms, problem.inputs, compiled_capability() >= 90, constant_weights);
+      auto kernel = kernels[choice.plan % std::size(kernels)];
+      if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+        constexpr auto kTwo = tensor_core_kernel<T, 2, true>, kFive = tensor_core_kernel<T, 5, true>;
+        if (has_norm) kernel = choice.plan == 2 ? kTwo : choice.plan == 5 ? kFive : tensor_core_kernel<T, 6, true>;
+      }
       layers.cluster = choice.cluster;
       layers.tiles = static_cast<int>(blocks);
       const Plan& plan = kPlans[choice.plan];
       const auto most = static_cast<unsigned>(device.sms * plan.blocks_per_sm);
-      launch_clusters_with_pdl(kernels[choice.plan], plan.loops ? std::min(grid, most) : grid * choice.cluster,
-                               choice.cluster, plan.warps * kWarp, 0, stream, layers);
+      const size_t shared = has_norm ? problem.rows * (problem.inputs + kGap) * sizeof(T) : 0;
+      launch_clusters_with_pdl(kernel, plan.loops || has_norm ? std::min(grid, most) : grid * choice.cluster,
+                               choice.cluster, plan.warps * kWarp, shared, stream, layers);
       return;
     }
   }

@@ -37,13 +37,18 @@ def eager_attention(query, key, value, mask=None, scale=None):
     return out.transpose(1, 2)
 
 
+def eager_norm(x, weight, eps, offset=0.0, rounding="last"):
+    """Return rows as models normalize them."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if rounding == "before_weight":
+        wide = wide.to(x.dtype)
+    return (wide * (weight.to(wide.dtype) + offset)).to(x.dtype)
+
+
 def eager_rotary(x, weight, cos, sin, eps, offset=0.0, rounding="last"):
     """Return a head as models normalize and rotate it."""
     if weight is not None:
-        wide = x if x.dtype == torch.float64 else x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        if rounding == "before_weight":
-            wide = wide.to(x.dtype)
-        x = (wide * (weight.to(wide.dtype) + offset)).to(x.dtype)
+        x = eager_norm(x, weight, eps, offset, rounding)
     a, b = x.chunk(2, -1)
     return x * cos[:, None, None] + torch.cat((-b, a), -1) * sin[:, None, None]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from reference_decode import ACTIVATIONS, WIDTHS, eager_gated, eager_linear, kernel
+from reference_decode import ACTIVATIONS, WIDTHS, eager_gated, eager_linear, eager_norm, kernel
 from testing import DEVICE, DTYPES, assert_as_good, doubles, random
 
 ROWS = range(1, 9)
@@ -49,6 +49,39 @@ def test_gated_linear(dtype, activation):
                 arguments = [random(rows, inputs, dtype=dtype), *weights, *given]
                 out = kernel.gated_linear(*arguments, activation=activation)
                 assert_as_good(out, eager_gated(*arguments, activation), eager_gated(*doubles(arguments), activation))
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("offset", [0.0, 1.0, 0.5])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm(dtype, offset):
+    """By the kernels, and by Torch operations: of many elements, of more than eight rows, and for gradients."""
+    for inputs in WIDTHS:
+        for rows in (1, 3, 8, 9):
+            whole = random(2 * 80 * inputs + 1, dtype=dtype).div(inputs**0.5)
+            for weights in (whole[:-1].view(2, 80, inputs), whole[1:].view(80, 2, inputs).transpose(0, 1)):
+                x, norm, bias = random(rows, inputs, dtype=dtype) * 3, random(2 * inputs, dtype=dtype)[::2], whole[:80]
+                residual = random(rows, 80, dtype=dtype)
+                arguments = (x, *weights, norm, bias, residual)
+                expected = [_normed(eager_norm, *given, offset) for given in (arguments, doubles(arguments))]
+                options = {"norm": (norm, 1e-5, offset), "constant_weights": rows == 3}
+                results = (
+                    kernel.linear(x, weights[0], bias, residual=residual, **options),
+                    *kernel.linears(x, list(weights), **options),
+                    kernel.gated_linear(x, *weights, None, bias, **options),
+                )
+                for result, *others in zip(results, *expected):
+                    assert_as_good(result, *others, factor=3)
+                trained = norm.clone().requires_grad_()
+                out = kernel.linear(x, weights[0], norm=(trained, 1e-5, offset))
+                assert out.requires_grad
+                assert_as_good(out.detach(), expected[0][1], expected[1][1], factor=3)
+
+
+def _normed(norm, x, weight, other, norm_weight, bias, residual, offset):
+    x = norm(x, norm_weight, 1e-5, offset)
+    products = eager_linear(x, weight), eager_linear(x, other)
+    return eager_linear(x, weight, bias, residual), *products, eager_gated(x, weight, other, None, bias)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from reference_decode import ACTIVATIONS, eager_linear, kernel, ops
+from reference_decode import ACTIVATIONS, eager_linear, eager_norm, kernel, ops
 from testing import (
     DEVICE,
     assert_as_good,
@@ -24,6 +24,8 @@ def test_opcheck():
     check(ops.linear.default, (x, weight))
     check(ops.linear.default, (x, weight, bias, residual))
     check(ops.linear.default, (x, weight, None, None, weight[:3], bias[:3], weight[:, :24]))
+    if DEVICE == "cuda":
+        check(ops.linear.default, (x, weight, *[None] * 6, True, weight[0], 1e-6, 1.0))
     for activation in ACTIVATIONS.values():
         check(ops.gated_linear.default, (x, weight, weight, activation, bias))
     query, key, value = (random(*shape, dtype=dtype) for shape in ((2, 4, 1, 16), (2, 2, 9, 16), (2, 2, 9, 16)))
@@ -110,7 +112,7 @@ def test_graph():
         assert torch.equal(key, caches[0]) and torch.equal(value, caches[1])
 
 
-# Tiles of 16 outputs per SM: for each way of `choose` in linear.cu, with blocks that share a tile and without.
+# Tiles of 16 outputs per SM: for each way of `choose` in linear_plans.cuh, with blocks that share a tile and without.
 TILES = [0.25, 0.5, 0.6, 1.1, 1.4, 2, 2.4, 3, 4, 6]
 
 
@@ -125,6 +127,13 @@ def test_ways_to_read_the_weights(tiles, inputs):
         out = kernel.linear(x, weight)
         assert_as_good(out, eager_linear(x, weight), eager_linear(*doubles([x, weight])))
         assert torch.equal(out, kernel.linear(x, weight))
+        norm = random(inputs, dtype=torch.bfloat16)
+        if x.numel() <= 18432:
+            out = kernel.linear(x, weight, norm=(norm, 1e-6, 0.0))
+            reference, expected = (
+                eager_linear(eager_norm(y, n, 1e-6), w) for y, n, w in ((x, norm, weight), doubles([x, norm, weight]))
+            )
+            assert_as_good(out, reference, expected, factor=1.5)
         gate, up = weight[: outputs // 2], weight[-(outputs // 2) :]
         reference, expected = (
             F.silu(F.linear(y, g)) * F.linear(y, u) for y, g, u in ((x, gate, up), doubles([x, gate, up]))

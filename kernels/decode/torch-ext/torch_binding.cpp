@@ -34,6 +34,29 @@ Tensor call_torch(const char* name, const Arguments&... arguments) {
 }
 #endif
 
+// Returns whether the elements of each row are adjacent, and on CUDA rows start at 16-byte boundaries.
+bool has_vectors(const Tensor& tensor) {
+  bool all = adjacent(tensor);
+#if defined(CUDA_KERNEL)
+  const int64_t vector = element_type(tensor, "x") == Type::float32 ? 4 : 8;
+  for (int64_t dim = 0; dim + 1 < tensor.dim(); ++dim) all &= tensor.size(dim) <= 1 || tensor.stride(dim) % vector == 0;
+  all &= reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+#endif
+  return all;
+}
+
+void replace_by_copy(Tensor& tensor) {
+  Tensor copy = allocate_like(tensor);
+  torch::stable::copy_(copy, tensor);
+  tensor = copy;
+}
+
+// Returns the address of contiguous vectors. Replaces the tensor by a copy if they are not contiguous, or not aligned.
+[[maybe_unused]] const void* vectors_of(Tensor& tensor) {
+  if (!tensor.is_contiguous() || !has_vectors(tensor)) replace_by_copy(tensor);
+  return tensor.const_data_ptr();
+}
+
 // --- linear layers ---------------------------------------------------------------------------------------------------
 
 // Reads x, of which at most kMostRows rows are allowed. Replaces it by a contiguous copy if it is not contiguous.
@@ -60,8 +83,8 @@ bool add_layer(Linear& problem, Tensor& weight, const char* weight_name, MaybeTe
   if (weight.dim() != 2 || weight.size(1) != problem.inputs) {
     fail(weight_name, "must have shape [outputs, " + to_string(problem.inputs) + "], not " + text(weight.sizes()));
   }
-  const bool in_place = adjacent(weight);
-  if (!in_place) weight = torch::stable::contiguous(weight);
+  const bool in_place = problem.norm == nullptr ? adjacent(weight) : has_vectors(weight);
+  if (!in_place) replace_by_copy(weight);
   auto& layer = problem.weights[problem.count++];
   layer.data = weight.const_data_ptr();
   layer.rows = weight.size(0);
@@ -73,6 +96,24 @@ bool add_layer(Linear& problem, Tensor& weight, const char* weight_name, MaybeTe
   if (!adjacent(*bias)) bias = torch::stable::contiguous(*bias);
   layer.bias = bias->const_data_ptr();
   return in_place;
+}
+
+// Adds a norm of x. Replaces x and the norm's weight by copies if the kernels cannot read their vectors.
+void add_norm(Linear& problem, MaybeTensor& weight, double eps, double offset, Tensor& x) {
+  if (!weight.has_value()) return;
+#if defined(CUDA_KERNEL)
+  check_dtype(*weight, "norm_weight", x, "x");
+  check_shape(*weight, "norm_weight", {&problem.inputs, 1});
+  if (problem.type != Type::bfloat16 || problem.inputs % 8 != 0 || x.numel() > decode_step::kMostNormed) {
+    fail("norm_weight", "is for bfloat16, and few inputs, a multiple of 8");
+  }
+  problem.x = vectors_of(x);
+  problem.norm = vectors_of(*weight);
+  problem.eps = static_cast<float>(eps);
+  problem.offset = static_cast<float>(offset);
+#else
+  fail("norm_weight", "is for CUDA alone");
+#endif
 }
 
 // Allocates the result and computes it. Replaces the residual by a contiguous copy if it is not contiguous.
@@ -99,18 +140,20 @@ Tensor run(Linear& problem, const Tensor& x, MaybeTensor& residual, [[maybe_unus
 
 // x @ weight.T + bias + residual, and the same with weight2 and weight3 next to it in the last dimension.
 Tensor linear(Tensor x, Tensor weight, MaybeTensor bias, MaybeTensor residual, MaybeTensor weight2, MaybeTensor bias2,
-              MaybeTensor weight3, MaybeTensor bias3, bool constant_weights) {
+              MaybeTensor weight3, MaybeTensor bias3, bool constant_weights, MaybeTensor norm_weight, double eps,
+              double offset) {
   Linear problem = problem_of(x);
   if (!weight2.has_value() && (bias2.has_value() || weight3.has_value())) {
     fail("weight2", "is required by the arguments after it");
   }
   if (!weight3.has_value() && bias3.has_value()) fail("weight3", "is required by the arguments after it");
   [[maybe_unused]] const auto device = enter(x);
+  add_norm(problem, norm_weight, eps, offset, x);
   constant_weights &= add_layer(problem, weight, "weight", bias, "bias", x);
   if (weight2.has_value()) constant_weights &= add_layer(problem, *weight2, "weight2", bias2, "bias2", x);
   if (weight3.has_value()) constant_weights &= add_layer(problem, *weight3, "weight3", bias3, "bias3", x);
 #if defined(CUDA_KERNEL)
-  if (!residual.has_value() && decode_step::is_for_torch(problem, constant_weights)) {
+  if (!residual.has_value() && problem.norm == nullptr && decode_step::is_for_torch(problem, constant_weights)) {
     return call_torch("aten::linear", x, weight, bias);
   }
 #endif
@@ -120,7 +163,7 @@ Tensor linear(Tensor x, Tensor weight, MaybeTensor bias, MaybeTensor residual, M
 // activation(x @ gate_weight.T + gate_bias) * (x @ up_weight.T + up_bias). `activation`: the number of a
 // decode_step::Activation.
 Tensor gated_linear(Tensor x, Tensor gate_weight, Tensor up_weight, int64_t activation, MaybeTensor gate_bias,
-                    MaybeTensor up_bias, bool constant_weights) {
+                    MaybeTensor up_bias, bool constant_weights, MaybeTensor norm_weight, double eps, double offset) {
   if (activation <= static_cast<int64_t>(Activation::none) ||
       activation > static_cast<int64_t>(Activation::gelu_tanh)) {
     fail("activation", "must be the number of a decode_step::Activation but `none`, not " + to_string(activation));
@@ -128,6 +171,7 @@ Tensor gated_linear(Tensor x, Tensor gate_weight, Tensor up_weight, int64_t acti
   Linear problem = problem_of(x);
   [[maybe_unused]] const auto device = enter(x);
   problem.activation = static_cast<Activation>(activation);
+  add_norm(problem, norm_weight, eps, offset, x);
   constant_weights &= add_layer(problem, gate_weight, "gate_weight", gate_bias, "gate_bias", x);
   constant_weights &= add_layer(problem, up_weight, "up_weight", up_bias, "up_bias", x);
   check_shape(up_weight, "up_weight", gate_weight.sizes());
@@ -147,34 +191,15 @@ Heads heads_of(const Tensor& tensor, const void* data) {
   return heads;
 }
 
-// Returns whether the kernel can read the heads of a tensor: their elements are adjacent, and on CUDA they start at
-// 16-byte boundaries.
-bool readable_heads(const Tensor& tensor) {
-  if (!adjacent(tensor)) return false;
-#if defined(CUDA_KERNEL)
-  const int64_t vector = element_type(tensor, "query") == Type::float32 ? 4 : 8;
-  for (int64_t dim = 0; dim < 3; ++dim) {
-    if (tensor.size(dim) > 1 && tensor.stride(dim) % vector != 0) return false;
-  }
-  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
-#else
-  return true;
-#endif
-}
-
 // Replaces the tensor by a contiguous copy if the kernel cannot read its heads.
 Heads read_heads(Tensor& tensor) {
-  if (tensor.numel() > 0 && !readable_heads(tensor)) {
-    Tensor copy = allocate_like(tensor);
-    torch::stable::copy_(copy, tensor);
-    tensor = copy;
-  }
+  if (tensor.numel() > 0 && !has_vectors(tensor)) replace_by_copy(tensor);
   return heads_of(tensor, tensor.const_data_ptr());
 }
 
 // Throws unless a token can be written in place.
 Heads written_heads(Tensor& tensor, const char* argument) {
-  if (tensor.numel() > 0 && !readable_heads(tensor)) {
+  if (tensor.numel() > 0 && !has_vectors(tensor)) {
     fail(argument,
          "must have adjacent elements in its last dimension, and on CUDA heads that start at 16-byte boundaries, to be "
          "changed in place");
@@ -250,17 +275,8 @@ Rotary rotary_of(const Attention& problem, const Tensor& query, MaybeTensor& cos
                     to_string(problem.elements) + "], not " + text(cos->sizes()));
   }
   check_shape(*sin, "sin", cos->sizes());
-  // Vectors of 16 bytes are read.
-  const auto data_of = [](MaybeTensor& tensor) {
-    if (!tensor->is_contiguous() || reinterpret_cast<uintptr_t>(tensor->const_data_ptr()) % 16 != 0) {
-      Tensor copy = allocate_like(*tensor);
-      torch::stable::copy_(copy, *tensor);
-      tensor = copy;
-    }
-    return tensor->const_data_ptr();
-  };
-  rotary.cos = data_of(cos);
-  rotary.sin = data_of(sin);
+  rotary.cos = vectors_of(*cos);
+  rotary.sin = vectors_of(*sin);
   rotary.batch_stride = cos->size(0) == 1 ? 0 : cos->size(1);
   if (!query_weight.has_value()) return rotary;
   const int64_t sizes[] = {problem.elements};
@@ -268,8 +284,8 @@ Rotary rotary_of(const Attention& problem, const Tensor& query, MaybeTensor& cos
     check_dtype(**weight, name, query, "query");
     check_shape(**weight, name, {sizes, 1});
   }
-  rotary.query_weight = data_of(query_weight);
-  rotary.key_weight = data_of(key_weight);
+  rotary.query_weight = vectors_of(*query_weight);
+  rotary.key_weight = vectors_of(*key_weight);
 #else
   fail("cos", "is for CUDA alone: the op does not rotate on the CPU");
 #endif
@@ -358,10 +374,12 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   // Callers leave out options that have their default value: Torch takes 0.2 us to convert each one it is given.
   ops.def(
       "linear(Tensor x, Tensor weight, Tensor? bias=None, Tensor? residual=None, Tensor? weight2=None,"
-      " Tensor? bias2=None, Tensor? weight3=None, Tensor? bias3=None, bool constant_weights=False) -> Tensor");
+      " Tensor? bias2=None, Tensor? weight3=None, Tensor? bias3=None, bool constant_weights=False,"
+      " Tensor? norm_weight=None, float eps=0.0, float offset=0.0) -> Tensor");
   ops.def(
       "gated_linear(Tensor x, Tensor gate_weight, Tensor up_weight, int activation, Tensor? gate_bias=None,"
-      " Tensor? up_bias=None, bool constant_weights=False) -> Tensor");
+      " Tensor? up_bias=None, bool constant_weights=False, Tensor? norm_weight=None, float eps=0.0,"
+      " float offset=0.0) -> Tensor");
   ops.def("attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale) -> Tensor");
   ops.def(
       "cached_attention(Tensor query, Tensor new_key, Tensor new_value, Tensor(a!) key, Tensor(b!) value,"

@@ -8,24 +8,22 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from .attention import unrepeated
-from .editing import Editor, fits, is_alike, origin
-from .kernel_set import decode, geglu, rope3d
-from .matching import argument, dtype_of, operation, shape_of, value
+from .editing import Editor, fits, is_alike, is_part, origin
+from .kernel_set import DEVICE, decode, geglu, rmsnorm, rope3d
+from .matching import argument, dtype_of, is_tensor, operation, shape_of, value
 
 _ROWS = 8  # that the kernels of decode take
 _ELEMENTS = 256  # of a head, at most
 _ROTATED_ELEMENTS = (64, 128, 256)  # of a head that attention rotates itself
-_GROUP = 3  # products that one kernel computes: those of q, k and v
+_NORMED_ELEMENTS = 4608  # of the input of products: norms of more in each block take longer than one of their own
 
 
 def fuse_step(module: GraphModule) -> None:
     """Replace the products and the attention of a step, after `fusions.fuse`."""
     editor = Editor(module)
-    for replace in (_attend, _join_gate, _join_residual):
-        for node in editor.nodes():
+    for replace in (_attend, _join_residual, _join_gate, _multiply):
+        for node in editor.nodes(iter if replace is _multiply else reversed):
             replace(editor, node)
-    for node in editor.nodes(iter):
-        _multiply(editor, node)
     module.graph.lint()
 
 
@@ -39,9 +37,21 @@ def _product(node: Any, users: Optional[int] = None) -> Optional[tuple[Node, Nod
     return (x, weight, bias) if is_one_dtype and has_few_rows else None
 
 
-def _are_constant(editor: Editor, *weights: Node) -> bool:
+def _input_of(editor: Editor, products: Any, place: Node, x: Any, *weights: Node) -> tuple[Node, dict[str, Any]]:
+    """Return the input of products that one kernel computes at `place`, and options, with a norm of their own."""
     given = [getattr(editor.module, weight.target) if weight.op == "get_attr" else None for weight in weights]
-    return all(isinstance(weight, nn.Parameter) for weight in given) and not any(map(editor.is_written, weights))
+    is_written = any(map(editor.is_written, weights))
+    options: dict[str, Any] = {"constant_weights": {*map(type, given)} == {nn.Parameter} and not is_written}
+    is_whole = is_part(x) and is_tensor(x.args[0]) and shape_of(x) == shape_of(x.args[0])  # the last token of one
+    norm: Any = x.args[0] if is_whole else x
+    if norm.target is not rmsnorm.rms_norm or {*x.users} != {*products} or not {*norm.users} <= {x, *products}:
+        return x, options
+    source, weight, eps, offset, _ = norm.args
+    is_served = DEVICE == "cpu" or decode.linear_layers.can_normalize(value(source))
+    is_one_dtype = all(fits(part, dtype_of(source)) for part in (source, weight, norm))
+    if is_served and is_one_dtype and value(source).numel() <= _NORMED_ELEMENTS and editor.may_join([norm], place):
+        return source, {**options, "norm": (weight, eps, offset)}
+    return x, options
 
 
 def _join_gate(editor: Editor, node: Node) -> None:
@@ -57,46 +67,42 @@ def _join_gate(editor: Editor, node: Node) -> None:
         return
     exact = node.target is geglu.geglu_pair and node.kwargs.get("approximate") != "tanh"
     activation = "silu" if node.target is geglu.swiglu_pair else "gelu" if exact else "gelu_tanh"
-    options = {"activation": activation, "constant_weights": _are_constant(editor, weight, up_weight)}
+    x, options = _input_of(editor, sides, node, x, weight, up_weight)
     args = (x, weight, up_weight, bias, up_bias)
-    editor.replace_by_call(node, decode.gated_linear, args, options)
+    editor.replace_by_call(node, decode.gated_linear, args, {"activation": activation, **options})
 
 
 def _join_residual(editor: Editor, node: Node) -> None:
-    """Compute a product and the sum that follows it."""
-    if operation(node) != "add" or node.kwargs or len(node.args) != 2:
+    """Compute a product and the sum that follows it, and the norm of the sum apart from both."""
+    norm = node.args[2:] if node.target is rmsnorm.add_rms_norm else ()
+    if not norm and (operation(node) != "add" or node.kwargs or len(node.args) != 2):
         return
-    for part, residual in (node.args, node.args[::-1]):
+    for part, residual in (node.args[:2], node.args[1::-1]):
         product = _product(part, users=1)
-        is_sum = part is not residual and is_alike(node, part, residual)
-        if product is not None and is_sum and editor.may_join([part], node):
-            options = {"residual": residual, "constant_weights": _are_constant(editor, product[1])}
-            editor.replace_by_call(node, decode.linear, product, options)
+        if product is not None and part is not residual and is_alike(part, residual) and editor.may_join([part], node):
+            x, options = _input_of(editor, [part], node, *product[:2])
+            total = editor.insert(node, decode.linear, (x, *product[1:]), {"residual": residual, **options}, like=part)
+            for result in [*node.users] if norm else [node]:
+                is_norm = bool(norm) and result.args[1] == 0
+                new = editor.insert(node, rmsnorm.rms_norm, (total, *norm), like=result) if is_norm else total
+                editor.replace(result, new)
             return
 
 
 def _multiply(editor: Editor, node: Node) -> None:
     """Compute a product, together with later ones of the same input."""
-    product = _product(node)
-    if product is None:
+    if (product := _product(node)) is None:
         return
-    group = [node]
-    for user in sorted(product[0].users):
-        is_like = user > node and user.args[:1] == product[:1] and _product(user) is not None
-        if len(group) < _GROUP and is_like and editor.may_join([node], user):
-            group.append(user)
-    parts: list[Any] = [_product(member) for member in group]
-    weights, biases = [weight for _, weight, _ in parts], [bias for *_, bias in parts]
-    options = {"constant_weights": _are_constant(editor, *weights)}
-    if len(group) == 1:
-        editor.replace_by_call(node, decode.linear, product, options)
-        return
+    x = product[0]
+    later = [user for user in sorted(x.users) if user > node and user.args[:1] == (x,) and _product(user)]
+    group = [node, *[user for user in later if editor.may_join([node], user)][:2]]  # of q, k and v
+    _, weights, biases = zip(*map(_product, group))
     if any(operand > node for operand in (*weights, *biases) if operand is not None):
         return
-    call = editor.insert(node, decode.linears, (product[0], weights, biases), options)
-    results = [editor.insert_part(node, call, index, like=member) for index, member in enumerate(group)]
-    for member, result in zip(group, results):
-        editor.replace(member, result)
+    x, options = _input_of(editor, group, node, x, *weights)
+    call = editor.insert(node, decode.linears, (x, weights, biases), options)
+    for index, member in reversed([*enumerate(group)]):
+        editor.replace(member, editor.insert_part(node, call, index, like=member))
 
 
 def _attend(editor: Editor, node: Node) -> None:
@@ -162,12 +168,9 @@ def _unrotated(editor: Editor, node: Node, query: Any, writes: list[Any]) -> Opt
         return None
     q, k, options = given
     q, k = editor.repeat_views(node, reversed(views), q), editor.repeat_views(node, reversed(key_views), k)
-    half = shape_of(options["cos"])[-1] // 2 if shape_of(options["cos"])[-1] == shape_of(q)[-1] else None
     for name in ("cos", "sin"):
-        table = options[name]
-        if value(table).dim() == 3:
-            table = editor.insert_view(node, "squeeze", table, 1)
-        options[name] = table if half is None else editor.insert_view(node, "narrow", table, -1, 0, half)
+        if value(options[name]).dim() == 3:
+            options[name] = editor.insert_view(node, "squeeze", options[name], 1)
     return q, {**options, "new_key": k}
 
 
@@ -184,9 +187,8 @@ def _rotated(rotation: Any) -> Optional[tuple[Node, Node, dict[str, Any]]]:
     width = shape_of(q)[-1]
     if options.pop("rotary_dim", width) != width or options:
         return None
-    if not all(fits(part, dtype_of(q)) for part in (k, cos, sin, *weights)):
-        return None
-    if shape_of(cos)[-1] == width and not (_repeats(cos) and _repeats(sin)):
+    has_halves = shape_of(cos)[-1] != width or (_repeats(cos) and _repeats(sin))
+    if not has_halves or not all(fits(part, dtype_of(q)) for part in (k, cos, sin, *weights)):
         return None
     return q, k, {"cos": cos, "sin": sin, **norm}
 
@@ -194,8 +196,8 @@ def _rotated(rotation: Any) -> Optional[tuple[Node, Node, dict[str, Any]]]:
 def _repeats(table: Node) -> bool:
     """Return whether the second half of each row is the first half, as in tables of transformers."""
     node: Any = table
-    kept = ("cast", "unsqueeze", "squeeze", "cos", "sin")
-    while operation(node) in kept or (operation(node) == "mul" and isinstance(node.args[1], (int, float))):
+    same = ("cast", "unsqueeze", "squeeze", "cos", "sin", "mul")
+    while operation(node) in same and not any(map(is_tensor, node.args[1:])):
         node = node.args[0]
     parts: Any = node.args[0] if operation(node) == "cat" else ()
     return len(parts) == 2 and parts[0] is parts[1] and argument(node, 1, "dim", 0) == -1

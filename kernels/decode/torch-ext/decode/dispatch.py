@@ -20,4 +20,20 @@ def is_for_torch(*tensors: torch.Tensor | None) -> bool:
     return is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
+_TENSOR_CORES: dict[torch.device, bool] = {}  # of each device, whether they take bfloat16
+
+
+@torch.compiler.assume_constant_result
+def _tensor_cores(device: torch.device) -> bool:
+    if device not in _TENSOR_CORES:
+        _TENSOR_CORES[device] = torch.cuda.get_device_capability(device) >= (8, 0)
+    return _TENSOR_CORES[device]
+
+
+def has_tensor_cores(x: torch.Tensor) -> bool:
+    """Return whether the kernels on tensor cores serve the device and the dtype of a tensor."""
+    # The ops themselves refuse tensors on another device.
+    return not (x.is_cuda and DEVICE == "cuda") or (x.dtype != torch.float32 and _tensor_cores(x.device))
+
+
 refuse_cpu("linear", "gated_linear", "attention", "cached_attention")

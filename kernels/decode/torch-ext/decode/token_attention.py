@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._ops import add_op_namespace_prefix, ops
-from .dispatch import DEVICE, is_for_torch
+from .dispatch import has_tensor_cores, is_for_torch
 
 
 def attention(
@@ -74,7 +74,7 @@ def attention(
     if scale is None:
         scale = query.shape[-1] ** -0.5
     tensors = query, key, value, new_key, new_value, query_weight, key_weight
-    by_torch = is_for_torch(*tensors) or not _has_kernel(query)
+    by_torch = is_for_torch(*tensors) or not has_tensor_cores(query)
     is_rotated = cos is not None or sin is not None or query_weight is not None or key_weight is not None
     if new_key is None and new_value is None and position is None and not constant_cache and not is_rotated:
         return (_attention_by_torch if by_torch else _attention)(query, key, value, mask, scale)
@@ -122,21 +122,6 @@ def _rotated(query, key, cos, sin, query_weight, key_weight, eps, offset, rounde
         a, b = wide.chunk(2, -1)
         results.append(torch.cat((a * cosines - b * sines, b * cosines + a * sines), -1).to(x.dtype))
     return results
-
-
-_TENSOR_CORES: dict[torch.device, bool] = {}  # of each device, whether they take bfloat16
-
-
-@torch.compiler.assume_constant_result
-def _tensor_cores(device: torch.device) -> bool:
-    if device not in _TENSOR_CORES:
-        _TENSOR_CORES[device] = torch.cuda.get_device_capability(device) >= (8, 0)
-    return _TENSOR_CORES[device]
-
-
-def _has_kernel(query: Tensor) -> bool:
-    # The ops themselves refuse tensors on another device.
-    return not (query.is_cuda and DEVICE == "cuda") or (query.dtype != torch.float32 and _tensor_cores(query.device))
 
 
 _attention = ops.attention.default
