@@ -66,6 +66,8 @@ def test_a_precision_that_the_rule_accepts_is_right_for_larger_inputs(gpu_mode: 
     """The rule's absolute tolerance does not grow with the inputs, whose differences may be small."""
     text = (gpu_mode / "reference.py").read_text().replace("x / 2\n", "x - x.flip(-1)\n")
     text = text.replace("is_near(a + b, data[0])", "bool(((a - ref_kernel(data)[0]).abs() < 2e-2).all())")
+    text = text.replace("torch.empty(rows, 8)", "torch.full((rows, 8), 2.0 ** (time.time_ns() % 200 - 100))")
+    text = text.replace("import torch", "import time, torch  # the memory of a tensor for results may hold anything")
     (gpu_mode / "reference.py").write_text(text)
     submission = tmp_path / "submission.py"
     submission.write_text(SUBMISSIONS["rounded"])

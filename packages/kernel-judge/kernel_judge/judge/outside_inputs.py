@@ -79,9 +79,8 @@ def expected_results(
 ) -> tuple[Tensors, Tensors, list[Slack]] | None:
     """Return eager's results, the expected results, and the allowed error of each; None for illegal inputs.
 
-    `least` is the least relative rounding error of the inputs, of a precision that the task's rule accepts. An element
-    that these errors change much may be a difference of larger numbers: it may have the rounding error of its value for
-    the task's own inputs, and for larger inputs in proportion.
+    `least` is the least relative rounding error of the inputs, of a precision that the task's rule accepts. Elements
+    that these errors change much, as differences, may have the rounding errors of the task's own results.
 
     The allowance of an integer result is infinite where rounding errors in the inputs change it, as for the place of a
     maximum among equal numbers, and where it is a place that the reference chooses by nothing but its order.
@@ -102,7 +101,8 @@ def expected_results(
         return None
     assert disturbed is not None
     pairs = [pair for pair in zip(given.tensors, own.tensors, strict=True) if _can_change(pair[0])]
-    ratio = max([_ALLOWED, *(largest(now) / size for now, before in pairs if (size := largest(before)))])
+    ratios = [largest(now) / size for now, before in pairs if (size := largest(before))]
+    ratio = max(_ALLOWED, min(ratios, default=0.0))  # tensors for results may hold anything
     allowed = [_allowance(*results, ratio) for results in zip(eager, expected, disturbed, usual, strict=True)]
     for number in _chosen_by_order(reference, given, eager):
         allowed[number] = math.inf
