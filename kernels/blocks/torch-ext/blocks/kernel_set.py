@@ -23,7 +23,8 @@ _REPOSITORIES = [depend["repo-id"] for depend in _metadata(Path(__file__).parent
 KERNELS = {repo_id.partition("/")[2]: get_kernel_dep(repo_id) for repo_id in _REPOSITORIES}
 
 adaln, decode, geglu, loss, rmsnorm, rope3d = (KERNELS[name] for name in sorted(KERNELS))
-PACKAGES = (__name__.rpartition(".")[0], *(kernel.__name__ for kernel in KERNELS.values()))  # none writes unless asked
+# Their functions write to no argument, but for `decode.attention` with a new key.
+PACKAGES = (__name__.rpartition(".")[0], *(kernel.__name__ for kernel in KERNELS.values()))
 is_forward_mode = rmsnorm.derivatives.is_forward_mode
 is_transformed = rmsnorm.derivatives.is_transformed
 
