@@ -193,6 +193,20 @@ def test_blocks_of_a_list_share_a_graph_without_symbols(blocks, fusions):
     assert torch.equal(model(x), expected) and norms[0]._compiled_call_impl is None
 
 
+@pytest.mark.parametrize("number, numbered, traced", [(40, False, 40), (41, False, 1), (41, True, 41)])
+@torch.no_grad()
+def test_more_than_40_blocks_without_numbers_are_traced_alone(blocks, fusions, number, numbered, traced):
+    model, x = Calls(lambda x: sum(block(x) for block in model.blocks)), torch.randn(1, 5, 64)
+    model.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(64), nn.SiLU()) for _ in range(number))
+    for index, block in enumerate(model.blocks if numbered else ()):
+        block[0].layer_idx = index
+    expected = model(x)
+    blocks.accelerate(model)
+    torch.testing.assert_close(model(x), expected)
+    graphs = [fusion.args[0].graph for fusion in fusions.call_args_list]
+    assert [len(graph.find_nodes(op="call_function", target=F.silu)) for graph in graphs] == [traced]
+
+
 @pytest.mark.parametrize("scope", ["model", "blocks"])
 def test_generated_tokens_are_the_models(blocks, scope):
     """A block has a number in the cache, by which Torch traces it apart, up to its limit: it runs as it was."""

@@ -36,9 +36,10 @@ def accelerate(
         graphs: Capture the forward of the model, or of a pipeline's denoisers, as CUDA graphs with the kernels, at the
             second call with tensors of some shapes. Calls that no graph can serve run as they did; the report counts
             them by reason. `generate` of a model of transformers captures whole decoding steps.
-        scope: The unit that `torch.compile` traces. `"model"`, the default without `graphs`: the fastest calls, after
-            a first call of some seconds. `"blocks"`: the blocks in the lists of a model, which share a trace of a
-            second or two. Together with `graphs` it is for the calls that no graph serves.
+        scope: The unit that `torch.compile` traces. `"model"`: the fastest calls where the host limits them, after a
+            first call of some seconds. `"blocks"`: the blocks in the lists of a model, which share a trace of a second
+            or two. By default, `"blocks"` for more than 40 blocks without numbers in a cache, else `"model"`. With
+            `graphs`, it is for the calls that no graph serves, by default none.
         logits: Whether a training step of a language model returns its logits beside its loss. If not, a call with
             labels, in which gradients are recorded, returns None for them, in less time and gigabytes less memory.
 
@@ -59,18 +60,17 @@ def accelerate(
     roots = _roots(model)
     denoisers = roots if isinstance(model, nn.Module) else {name: roots[name] for name in _DENOISERS if name in roots}
     if not (check is None or isinstance(check, (Mapping, tuple)) or callable(check)):
-        name = type(check).__name__
-        raise TypeError(f"blocks: check must be a dict of keyword arguments, a tuple or a function, not {name}")
+        raise TypeError(f"blocks: check must be a dict, a tuple or a function, not {type(check).__name__}")
     if check is not None and not denoisers:
         raise ValueError(f"blocks: check needs a transformer or a unet; check each of {', '.join(roots)} alone")
-    options = graphs, scope or (None if graphs else "model"), logits
+    options = graphs, scope, logits
     reports = (_accelerated[root] for root in roots.values() if root in _accelerated)
     report = next((report for given, report in reports if given == options), Report())
     for root in roots.values():
         if _accelerated.get(root, (None, report))[0] != options:
             _restore_root(root)
-            if options[1] is not None:
-                trace(root, report, options[1], logits)
+            if scope or not graphs:
+                trace(root, report, scope, logits)
             _accelerated[root] = options, report
     if graphs:
         report.graphs = {name: add_graphs(root, report) for name, root in denoisers.items()}

@@ -159,10 +159,7 @@ class State:
         else:
             if model.config.get_text_config(decoder=True)._attn_implementation == "eager":  # it adds masks to products
                 dtype = self.cache.layers[0].keys.dtype
-                masks = {
-                    name: torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
-                    for name, mask in masks.items()
-                }
+                masks = {name: torch.where(mask, 0.0, -torch.inf).to(dtype) for name, mask in masks.items()}
             options["attention_mask"] = masks if call.takes_masks_by_type else next(iter(masks.values()))
         if positions is not None:
             options["position_ids"] = positions

@@ -60,8 +60,7 @@ class Gpu:
         graph = torch.cuda.CUDAGraph()
         cause: Optional[BaseException] = None
         # The weights that autocast caches would be freed when its context ends.
-        is_autocast, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-        autocast = torch.autocast("cuda", dtype, is_autocast, cache_enabled=False)
+        autocast = torch.autocast("cuda", enabled=torch.is_autocast_enabled("cuda"), cache_enabled=False)
         # Other threads may allocate and wait meanwhile.
         capture = torch.cuda.graph(graph, pool, self._stream, capture_error_mode="thread_local")
         with _capturing:

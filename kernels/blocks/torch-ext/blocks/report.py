@@ -130,12 +130,11 @@ def _module_of(node: Node, cls: type) -> tuple[str, str]:
 def notes_on(roots: Iterable[nn.Module]) -> list[str]:
     """Return notices about the device and the dtype of accelerated models."""
     tensors = [tensor for root in roots for tensor in (*root.parameters(), *root.buffers())]
-    devices = sorted({tensor.device.type for tensor in tensors} - {"meta"})
+    devices = ", ".join(sorted({tensor.device.type for tensor in tensors} - {"meta"}))
     dtypes = {tensor.dtype for tensor in tensors if isinstance(tensor, nn.Parameter)}
     notes = []
     if devices and kernel_set.DEVICE not in devices:
-        of = ", ".join(devices)
-        notes.append(f"the kernels are for {kernel_set.DEVICE}, and the model is on {of}: there it runs as before")
+        notes.append(f"the kernels are for {kernel_set.DEVICE}, and the model is on {devices}: there it runs as before")
     if dtypes and not dtypes & {*kernel_set.DTYPES}:
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
         notes.append(f"the model is in {names}, which the kernels do not take: it runs as before")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -31,17 +31,23 @@ from .report import Report
 _PATCHED = "the method of a class was patched after accelerate"
 _NUMBERED = 'blocks have numbers in a cache, by which Torch traces each apart: scope="model" or graphs=True traces them'
 _PAGED = "generate_batch: its cache breaks each trace at every layer"
+# A whole model's first call takes 0.2 to 0.3 s a block. In models of so many blocks the GPU limits calls, not the host.
+_MANY = 40
 _numbers = itertools.count()
 _codes: "weakref.WeakKeyDictionary[type, CodeType]" = weakref.WeakKeyDictionary()
 # The modules of a model that run by graphs. No value may refer to the model.
 _traced: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[nn.Module]]" = weakref.WeakKeyDictionary()
 
 
-def trace(model: nn.Module, report: Report, scope: str, returns_logits: bool = True) -> None:
+def trace(model: nn.Module, report: Report, scope: Optional[str], returns_logits: bool = True) -> None:
     """Let a model, or its blocks by `scope`, run by graphs with the kernels, from the next call on."""
-    groups = [[model]] if scope == "model" else [*_groups_in(model)]
+    groups = [*_groups_in(model)]
+    blocks = [block for group in groups for block in group if any(block.children())]
+    is_numbered = any(hasattr(part, "layer_idx") for block in blocks for part in block.modules())
+    by_blocks = scope == "blocks" or (scope is None and returns_logits and len(blocks) > _MANY and not is_numbered)
+    groups = groups if by_blocks else [[model]]
     for modules in groups:
-        compiled = _compiled(modules, _Backend(type(modules[0]), report, returns_logits, is_block=scope == "blocks"))
+        compiled = _compiled(modules, _Backend(type(modules[0]), report, returns_logits, is_block=by_blocks))
         for module in modules:
             call = _TracedCall(compiled, module)
             call.former, module._compiled_call_impl = module._compiled_call_impl, call
