@@ -42,7 +42,7 @@ _traced: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[nn.Module]]" = we
 def trace(model: nn.Module, report: Report, scope: Optional[str], returns_logits: bool = True) -> None:
     """Let a model, or its blocks by `scope`, run by graphs with the kernels, from the next call on."""
     groups = [*_groups_in(model)]
-    blocks = [block for group in groups for block in group if any(block.children())]
+    blocks = [block for group in groups for block in group if [*block.children()]]
     is_numbered = any(hasattr(part, "layer_idx") for block in blocks for part in block.modules())
     by_blocks = scope == "blocks" or (scope is None and returns_logits and len(blocks) > _MANY and not is_numbered)
     groups = groups if by_blocks else [[model]]
