@@ -16,7 +16,7 @@ from kernel_builder.hub.verification import _checkout
 from kernel_builder.steps.provenance import GitState, git_state, provenance
 from kernel_format.errors import ConfigError, VerificationError
 from kernel_format.files import LFS_POINTER
-from tests.support.cli import invoke
+from tests.support.cli import expect
 from tests.support.files import append, write_files, write_program
 from tests.support.git import commit_all, git
 from tests.support.places import PROJECTS
@@ -292,8 +292,7 @@ def test_an_ignored_file_is_no_card(tmp_path: Path, target: str | None, in_git: 
         (project / "CARD.md").touch()
     if in_git:
         commit_all(project)
-    done = invoke("fill-card", project)
-    assert done.exit_code == ConfigError.exit_code and "CARD.md: git excludes the card" in done.output
+    expect(ConfigError.exit_code, "CARD.md: git excludes the card", "fill-card", project)
 
 
 def test_a_link_leads_only_to_what_its_repository_tracks(tmp_path: Path) -> None:
@@ -332,24 +331,20 @@ def test_files_of_a_repository_in_an_ignored_directory_are_in_no_package(tmp_pat
     assert [name for name, _ in read_project(project).python_files] == ["__init__.py", "linked.py"]
 
 
-def test_no_private_key_is_published_in_a_package(tmp_path: Path) -> None:
-    project = write_project(tmp_path / "twice")
-    write_files(project, {"torch-ext/twice/key.py": 'KEY = "-----BEGIN PRIVATE KEY-----"'})
-    assert invoke("build", project, "--no-load").exit_code == 0
-    done = invoke("wheel", project, "--no-load")
-    assert done.exit_code == 2
-    assert "key.py: is a private key" in done.output
-
-
-def test_a_file_that_the_project_has_no_longer_is_not_published_from_its_package(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "status", "message"),
+    [("-----BEGIN PRIVATE KEY-----", 2, "key.json: is a private key"), (None, 6, "is gone")],
+)
+def test_no_private_key_and_no_removed_file_is_published_from_a_package(
+    tmp_path: Path, text: str | None, status: int, message: str
+) -> None:
     project = write_project(tmp_path / "twice")
     append(project / "build.toml", 'pyext = ["py", "json"]\n')
-    write_files(project, {"torch-ext/twice/settings.json": "{}"})
-    assert invoke("build", project, "--no-load").exit_code == 0
-    (project / "torch-ext/twice/settings.json").unlink()
-    done = invoke("wheel", project, "--no-load")
-    assert done.exit_code != 0
-    assert "settings.json is gone" in done.output
+    write_files(project, {"torch-ext/twice/key.json": text or ""})
+    expect(0, "", "build", project, "--no-load")
+    if text is None:
+        (project / "torch-ext/twice/key.json").unlink()
+    expect(status, message, "wheel", project, "--no-load")
 
 
 @pytest.fixture

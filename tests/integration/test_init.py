@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from click.testing import Result
 
 from kernel_builder import toml_file
 from kernel_builder.cli import init_command
@@ -14,16 +14,13 @@ from kernel_builder.config import project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, this_platform
 from tests.support import public_parser
-from tests.support.cli import invoke
+from tests.support.cli import expect, invoke
 from tests.support.files import write_files
 from tests.support.places import ROOT
 from tests.support.torch_process import run_with_torch
 
 KIT = ROOT / "kernels" / "kit"
-
-
-def init(*args: str | Path) -> Result:
-    return invoke("init", *args)
+init = partial(invoke, "init")
 
 
 def tree(directory: Path) -> dict[str, str]:
@@ -48,9 +45,7 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_the_project_is_valid(args: list[str], backends: tuple[str, ...]) -> None:
-    result = init("--name", "my-org/fast-relu2", *args)
-    assert result.exit_code == 0, result.output
-    assert "kernel-builder build fast-relu2" in result.output
+    expect(0, "kernel-builder build fast-relu2", "init", "--name", "my-org/fast-relu2", *args)
     read = read_project(Path("fast-relu2"))
     assert (read.name, read.hub_repo_id) == ("fast-relu2", "my-org/fast-relu2")
     assert tuple(map(str, read.backends)) == backends
@@ -124,9 +119,7 @@ def test_the_device_code_of_a_new_project_compiles() -> None:
     ("args", "message", "hint"), toml_file.read(Path(__file__).with_name("bad_arguments.toml"))["refused"]
 )
 def test_bad_arguments(args: list[str], message: str, hint: str, tmp_path: Path) -> None:
-    result = init(*(argument.replace("ROOT", str(ROOT)) for argument in args))
-    assert result.exit_code == 2
-    assert message in result.output
+    result = expect(2, message, "init", *(argument.replace("ROOT", str(ROOT)) for argument in args))
     assert hint in result.output
     assert tree(tmp_path) == {}
 
@@ -135,9 +128,7 @@ def test_bad_arguments(args: list[str], message: str, hint: str, tmp_path: Path)
 def test_existing_files_are_kept(tmp_path: Path) -> None:
     write_files(Path("here"), {"CARD.md": "mine", "notes.txt": "mine too"})
     before = tree(tmp_path)
-    result = init("here", "--name", "org/ab")
-    assert result.exit_code == 2
-    assert "here: the directory already has CARD.md" in result.output
+    expect(2, "here: the directory already has CARD.md", "init", "here", "--name", "org/ab")
     assert tree(tmp_path) == before
 
     assert init("here", "--name", "org/ab", "--overwrite").exit_code == 0
@@ -147,13 +138,11 @@ def test_existing_files_are_kept(tmp_path: Path) -> None:
     assert not [path for path in after if "kernel-builder" in path]
     Path("here/kit").rename("outside")
     Path("here/kit").symlink_to(tmp_path / "outside")
-    result = init("here", "--name", "org/ab", "--overwrite")
-    assert result.exit_code == 2 and "here/kit: is a symbolic link" in result.output
+    expect(2, "here/kit: is a symbolic link", "init", "here", "--name", "org/ab", "--overwrite")
 
 
 def test_a_project_with_links_is_copied_with_their_targets(tmp_path: Path) -> None:
     target = tmp_path / "mine"
-    done = invoke("init", "--from", ROOT / "kernels" / "rmsnorm", target)
-    assert done.exit_code == 0, done.output
+    expect(0, "", "init", "--from", ROOT / "kernels" / "rmsnorm", target)
     assert not any(path.is_symlink() for path in target.rglob("*"))
     assert invoke("check-config", target).exit_code == 0

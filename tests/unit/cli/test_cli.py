@@ -12,7 +12,7 @@ import pytest
 
 from kernel_builder.cli import main
 from kernel_builder.progress import shown
-from tests.support.cli import invoke
+from tests.support.cli import expect, invoke
 from tests.support.files import write_files
 
 COMMANDS = sorted(main.list_commands(None))  # type: ignore[arg-type]
@@ -21,9 +21,7 @@ HIDDEN = ["build-and-copy", "build-and-upload"]
 
 @pytest.mark.parametrize("command", [*COMMANDS, *HIDDEN])
 def test_every_command_has_help(command: str) -> None:
-    done = invoke(command, "--help")
-    assert done.exit_code == 0
-    assert len(done.output.splitlines()) > 5
+    assert len(expect(0, "", command, "--help").output.splitlines()) > 5
 
 
 def test_mistyped_commands_and_options_get_a_hint() -> None:
@@ -32,14 +30,12 @@ def test_mistyped_commands_and_options_get_a_hint() -> None:
         (["build", "--keep-generated", "--out", "x"], "'--keep-generated' requires a path, and '--out' is an option"),
         (["upload", "/no", "--output-json", "--dry-run"], "there is no such file"),
     ):
-        done = invoke(*words)
-        assert (done.exit_code, message in done.output) == (2, True), done.output
+        expect(2, message, *words)
 
 
 def test_a_command_whose_import_fails_states_the_reason_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kernel_judge.cli.judge_command", None)
-    done = invoke("judge", "candidate.py")
-    assert done.exit_code == 4
+    done = expect(4, "", "judge", "candidate.py")
     assert done.output.startswith("warning: `judge` cannot be imported: ")
     assert "No such command" not in done.output
 
@@ -101,8 +97,7 @@ ATTACKS = [
 def test_a_projects_text_is_printed_without_commands(tmp_path: Path, attack: str, options: dict[str, bool]) -> None:
     project = tmp_path / f"kernel{attack.replace('/', '-')}"
     write_files(project, {"build.toml": "[general]\n"})
-    done = invoke("check-config", project, **options)
-    assert done.exit_code == 2 and "kernel" in done.stderr
+    done = expect(2, "kernel", "check-config", project, **options)
     for command in ("\x1b[2J", "\x1b]", "\r", "\x9b", "\u202e", "##["):
         assert command not in done.output
     assert not [line for line in done.output.splitlines() if line.strip().startswith("::")]

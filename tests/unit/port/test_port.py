@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
 from kernel_builder import toml_file
 from kernel_builder.config.project_files import read_project
@@ -18,7 +17,7 @@ from kernel_builder.port.setup_runs import run_setup
 from kernel_builder.steps import confinement
 from kernel_sandbox.confine import BUBBLEWRAP
 from tests.support import public_parser
-from tests.support.cli import invoke
+from tests.support.cli import expect, invoke
 from tests.support.files import write_files
 from tests.support.sandboxes import skip_unless
 
@@ -44,14 +43,8 @@ def sandbox() -> None:
     skip_unless(BUBBLEWRAP, BUBBLEWRAP if confinement.chosen("auto", None).kind else None)
 
 
-def port(*args: str | Path) -> Result:
-    return invoke("port", *args)
-
-
 def as_json(*args: str | Path) -> dict[str, Any]:
-    result = port("--json", *args)
-    assert result.exit_code == 0, result.output
-    read: dict[str, Any] = json.loads(result.stdout)
+    read: dict[str, Any] = json.loads(expect(0, "", "port", "--json", *args).stdout)
     return read
 
 
@@ -60,8 +53,7 @@ def line(words: str) -> int:
 
 
 def test_extensions_become_kernels(project: Path) -> None:
-    result = port(project / "setup.py", "--name", "org/fused-ops")
-    assert result.exit_code == 0, result.output
+    expect(0, "", "port", project / "setup.py", "--name", "org/fused-ops")
     assert not (project / "written.txt").exists(), "the script runs on a copy"
     read = read_project(project)
     assert (read.name, read.license, read.hub_repo_id, read.version) == ("fused-ops", "apache-2.0", "org/fused-ops", 2)
@@ -81,8 +73,7 @@ def test_extensions_become_kernels(project: Path) -> None:
 @pytest.mark.attack
 def test_links_in_the_project_lead_nowhere(project: Path, tmp_path: Path) -> None:
     (project / "torch-ext").symlink_to(tmp_path)
-    result = port(project / "setup.py")
-    assert result.exit_code == 2 and "torch-ext: is a symbolic link" in result.output
+    expect(2, "torch-ext: is a symbolic link", "port", project / "setup.py")
     assert [*tmp_path.iterdir(), *project.glob("build.toml")] == [project]
 
 
@@ -105,7 +96,7 @@ def test_remainder_is_listed_with_its_line(project: Path) -> None:
     }
     assert any(note.startswith("the package requires scipy: a kernel may import") for note in report["notes"])
     assert all(f"setup.py:{call}: {text}" in report["files"]["build.toml"] for text in left_out)
-    shown = port("--dry-run", project).output
+    shown = invoke("port", "--dry-run", project).output
     assert f"left out: setup.py:{call}: libraries" in shown
     assert "to change: csrc/fused.cpp:4: PYBIND11_MODULE" in shown
     assert sorted(path.name for path in project.iterdir()) == ["csrc", "setup.py"]
@@ -117,9 +108,7 @@ def test_variables_and_options_reach_the_script(project: Path) -> None:
         "if int(environ.get('CUDA', 0)):\n"
         "    setup(ext_modules=[CE('a', ['csrc/cuda/fused_cuda.cu'], extra_compile_args=flags)])\n"
     )
-    result = port(project)
-    assert result.exit_code == 2
-    assert "the environment variable CUDA is not set" in result.output
+    result = expect(2, "the environment variable CUDA is not set", "port", project)
     assert "the option --fast is not given" in result.output
     report = as_json(project, "CUDA=1", "--", "--fast")
     assert report["kernels"][0]["cuda_flags"] == ["-DFAST"]
@@ -130,9 +119,7 @@ def test_existing_files_are_kept(project: Path) -> None:
     package = write_files(project / "torch-ext/fused_ops", {"__init__.py": "# mine\n"})
     assert as_json(project / "setup.py")["written"] == ["build.toml"]
     (project / "build.toml").write_text("# mine\n")
-    result = port(project / "setup.py")
-    assert result.exit_code == 2
-    assert "already has build.toml" in result.output
+    expect(2, "already has build.toml", "port", project / "setup.py")
     assert (project / "build.toml").read_text() == (package / "__init__.py").read_text() == "# mine\n"
 
 
@@ -144,11 +131,9 @@ def test_nothing_is_written_without_an_extension(tmp_path: Path, failing: str) -
         record = script.get("record", "").replace("DEEP", "[" * 200_000)
         (tmp_path / "setup.py").write_text(script["lines"].replace("RECORD", record))
     tracemalloc.start()
-    result = port(tmp_path / "setup.py")
+    expect(2, script["message"], "port", tmp_path / "setup.py")
     assert tracemalloc.get_traced_memory()[1] < 32 << 20, "of an output that does not end"
     tracemalloc.stop()
-    assert result.exit_code == 2
-    assert script["message"] in result.output
     assert not (tmp_path / "build.toml").exists()
 
 
@@ -157,16 +142,16 @@ def test_the_script_sees_no_other_files(tmp_path: Path, monkeypatch: pytest.Monk
     secret.write_text("token")
     monkeypatch.setenv("HF_TOKEN", "token")
     write_files(tmp_path, {"project/setup.py": f"{HEAD}print(environ['HF_TOKEN'])\n"})
-    assert "KeyError: 'HF_TOKEN'" in port(tmp_path / "project").output
+    assert "KeyError: 'HF_TOKEN'" in invoke("port", tmp_path / "project").output
     (tmp_path / "project/setup.py").write_text(f"open({str(secret)!r})\n")
-    assert re.search(r"line 1: (FileNotFound|Permission)Error", port(tmp_path / "project").output)
+    assert re.search(r"line 1: (FileNotFound|Permission)Error", invoke("port", tmp_path / "project").output)
 
 
 def test_pyproject_completes_it(tmp_path: Path) -> None:
     call = "from torch.utils import cpp_extension\ncpp_extension.CppExtension(name='a._C', sources=['a.cpp'])\n"
     about = '[project]\nname = "small-ops"\nlicense = "MIT"\n'
     write_files(tmp_path, {"setup.py": call, "a.cpp": "", "pyproject.toml": about})
-    assert port(tmp_path / "setup.py").exit_code == 0
+    expect(0, "", "port", tmp_path / "setup.py")
     read = read_project(tmp_path)
     assert (read.name, read.license, [backend.name for backend in read.backends]) == ("small-ops", "mit", ["cpu"])
     assert read.kernels[0].name == "a_C_cpu"
@@ -260,7 +245,7 @@ def test_flags_for_the_stable_abi_become_its_key(tmp_path: Path) -> None:
     call = "CE('a', ['a.cu'], extra_compile_args=[{}, '-lineinfo', '--threads', '4'])"
     (tmp_path / "setup.py").write_text(f"{HEAD}setup(ext_modules=[{call.format(targets[0])}])\n")
     (tmp_path / "a.cu").write_text("")
-    assert port(tmp_path / "setup.py").exit_code == 0
+    expect(0, "", "port", tmp_path / "setup.py")
     read = read_project(tmp_path)
     assert "Release(major=2, minor=10)" in repr(read.framework)
     assert read.kernels[0].cuda_flags == ("-lineinfo",)
