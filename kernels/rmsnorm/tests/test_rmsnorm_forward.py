@@ -3,7 +3,7 @@
 import pytest
 import torch
 from reference_rmsnorm import EPS, HIDDEN, assert_accurate_sum, eager, exact, gradients_of_rows, kernel
-from testing import DEVICE, DTYPES, assert_accurate, assert_as_good, copies, gpu, gradients, random, views
+from testing import DEVICE, DTYPES, assert_accurate, assert_as_good, copies, doubles, gpu, gradients, random, views
 
 
 @pytest.mark.kernels_ci
@@ -67,10 +67,9 @@ def test_error_of_gradients_over_many_rows(shape, dtype):
     """The weight's gradient is a sum over rows; the rounding errors of a sequential sum would add up."""
     inputs = [random(*s, dtype=dtype, requires_grad=True) for s in (shape, shape[-1:])]
     grads = [random(*shape, dtype=dtype)]
-    expected = gradients(exact, [i.detach().double().requires_grad_() for i in inputs], grads)
-    for ours, theirs, right in zip(
-        gradients(kernel.rms_norm, inputs, grads), gradients(eager, inputs, grads), expected
-    ):
+    expected = gradients(exact, doubles(inputs), grads)
+    both = (gradients(function, inputs, grads) for function in (kernel.rms_norm, eager))
+    for ours, theirs, right in zip(*both, expected):
         assert (ours.double() - right).norm() <= 1.1 * (theirs.double() - right).norm()
 
 

@@ -50,13 +50,9 @@ def test_gradients_with_options(hidden, rounding, dtype):
 
 def test_unknown_rounding_is_refused():
     x = random(2, 8, dtype=torch.float32)
-    for call in (
-        lambda: kernel.rms_norm(x, rounding="first"),
-        lambda: kernel.add_rms_norm(x, x, rounding="first"),
-        lambda: kernel.add_rms_norm_(x, x.clone(), rounding="first"),
-    ):
+    for function, tensors in ((kernel.rms_norm, 1), (kernel.add_rms_norm, 2), (kernel.add_rms_norm_, 2)):
         with pytest.raises(ValueError, match="rounding must be"):
-            call()
+            function(*[x.clone() for _ in range(tensors)], rounding="first")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -25,13 +25,8 @@ def points(grid):
 
 def wan_angles(positions, widths, theta=(10000.0,) * 3):
     """Return the angles [..., tokens, pairs] of axes whose pairs are adjacent."""
-    return torch.cat(
-        [
-            p[..., None] / t ** (torch.arange(0, w, 2, dtype=torch.float64) / max(w, 1))
-            for p, w, t in zip(positions, widths, theta)
-        ],
-        -1,
-    )
+    exponents = [torch.arange(0, w, 2, dtype=torch.float64) / max(w, 1) for w in widths]
+    return torch.cat([p[..., None] / t**e for p, e, t in zip(positions, exponents, theta)], -1)
 
 
 def ltx_angles(positions, dim, theta=10000.0):
