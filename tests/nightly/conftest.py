@@ -4,8 +4,4 @@ from __future__ import annotations
 
 import os
 
-from tests.support.running_hub import hub, start_hub
-
-__all__ = ["hub", "start_hub"]
-
 SECONDS = float(os.environ.get("NIGHTLY_SECONDS", "120"))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.files import write_files
 from tests.support.places import PROJECTS, SOURCES
+
+if TYPE_CHECKING:
+    from tests.support.running_hub import RunningHub
 
 
 @pytest.fixture
@@ -39,6 +45,39 @@ def new_cache(tmp_path: Path) -> Callable[[str], Path]:
         return cache
 
     return make
+
+
+@pytest.fixture
+def start_hub(tmp_path: Path) -> Iterator[Callable[..., RunningHub]]:
+    """A function that starts Hubs: `start_hub("--trust", "org", root=…)`. All are killed after the test."""
+    from tests.support.running_hub import running_hub
+
+    with ExitStack() as started:
+
+        def start(*arguments: str, root: Path | None = None, **environment: str) -> RunningHub:
+            return started.enter_context(running_hub(tmp_path, *arguments, root=root, **environment))
+
+        yield start
+
+
+@pytest.fixture
+def hub(start_hub: Callable[..., RunningHub]) -> RunningHub:
+    """A Hub without tokens that trusts `kernels-community`."""
+    return start_hub("--trust", "kernels-community")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A real browser, started by Playwright, whose event loop allows no other one meanwhile."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    installed = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    with playwright.sync_playwright() as started:
+        try:
+            browser = started.chromium.launch(executable_path=installed, args=["--no-sandbox"])
+        except playwright.Error as error:
+            pytest.skip(f"no browser: apt install chromium, or playwright install chromium ({str(error)[:100]})")
+        yield browser
+        browser.close()
 
 
 @pytest.fixture

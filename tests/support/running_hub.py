@@ -1,4 +1,4 @@
-"""Fixtures that run a real Hub on a loopback port, each on a directory of its own."""
+"""A real Hub on a loopback port, on a directory of its own."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import pytest
 from huggingface_hub import HfApi
 
 TOKEN = {"Authorization": "Bearer any"}  # as RunningHub.api() sends it
@@ -104,20 +103,3 @@ def _serve(
     os.environ.update(environment)
     sys.argv = ["kernel-builder", *command]
     main()
-
-
-@pytest.fixture
-def start_hub(tmp_path: Path) -> Iterator[Callable[..., RunningHub]]:
-    """A function that starts Hubs: `start_hub("--trust", "org", root=…)`. All are killed after the test."""
-    with ExitStack() as started:
-
-        def start(*arguments: str, root: Path | None = None, **environment: str) -> RunningHub:
-            return started.enter_context(running_hub(tmp_path, *arguments, root=root, **environment))
-
-        yield start
-
-
-@pytest.fixture
-def hub(start_hub: Callable[..., RunningHub]) -> RunningHub:
-    """A Hub without tokens that trusts `kernels-community`."""
-    return start_hub("--trust", "kernels-community")

@@ -1,4 +1,4 @@
-"""Fixtures that run a real Hub on a loopback port, each on a directory of its own."""
+"""Fixtures of Hubs with tokens, and with empty kernels."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +9,8 @@ from huggingface_hub import HfApi
 from raw_requests import TokenHub
 
 from kernel_hub import tokens
-from tests.support.running_hub import RunningHub, hub, start_hub
+from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL
-
-__all__ = ["hub", "start_hub"]
 
 
 @pytest.fixture

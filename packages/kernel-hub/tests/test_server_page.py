@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import pytest
 import requests
 from raw_requests import TokenHub, commit
 
@@ -17,24 +14,10 @@ from tests.support.files import write_files
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, VARIANT, write_kernel
 
-playwright = pytest.importorskip("playwright.sync_api")
-
 CARD = Path(__file__).with_name("page_card.txt").read_text()
 PLOT = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="120" height="40"><rect width="120" height="40" fill="teal"/></svg>'
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    installed = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    with playwright.sync_playwright() as runs:
-        try:
-            opened = runs.chromium.launch(executable_path=installed, args=["--no-sandbox"])
-        except playwright.Error as error:
-            pytest.skip(f"no browser: apt install chromium, or playwright install chromium ({str(error)[:100]})")
-        yield opened
-        opened.close()
 
 
 def publish(hub: RunningHub, directory: Path, token: str = "any") -> None:
@@ -53,10 +36,10 @@ def publish(hub: RunningHub, directory: Path, token: str = "any") -> None:
         )
 
 
-def test_pages_of_a_kernel(hub: RunningHub, browser: object, tmp_path: Path) -> None:
+def test_pages_of_a_kernel(hub: RunningHub, browser: Any, tmp_path: Path) -> None:
     publish(hub, tmp_path / "kernel")
     requested: list[str] = []
-    page = browser.new_context(java_script_enabled=False).new_page()  # type: ignore[attr-defined]
+    page = browser.new_context(java_script_enabled=False).new_page()
     page.on("request", lambda request: requested.append(request.url))
     page.goto(hub.url)
     assert "Doubles a tensor." in page.inner_text("main")
@@ -94,12 +77,10 @@ def test_pages_of_a_kernel(hub: RunningHub, browser: object, tmp_path: Path) -> 
     assert page.goto(f"{hub.url}/none").status == 404
 
 
-def test_a_user_logs_in_and_out(token_hub: TokenHub, browser: object) -> None:
+def test_a_user_logs_in_and_out(token_hub: TokenHub, browser: Any) -> None:
     hub, token = token_hub(desk={"read": ("a",)})
-    context = browser.new_context(  # type: ignore[attr-defined]
-        java_script_enabled=False, http_credentials={"username": "any", "password": token}
-    )
-    page = context.new_page()
+    known = {"username": "any", "password": token}
+    page = browser.new_context(java_script_enabled=False, http_credentials=known).new_page()
     page.goto(hub.url)
     page.click("text=Log in")
     assert page.inner_text("#user") == "desk"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from kernel_format.signatures import Signers, key_bundle
 from kernel_judge.judge.candidate_files import candidate_digest
 from kernel_judge.judge.verdict import Speedup, Verdict
 from kernel_judge.leaderboard.result import judge_again, read_results, signed_result
-from tests.support.cli import invoke
+from tests.support.cli import expect
 
 KEY = Ed25519PrivateKey.generate()
 SIGNERS = Signers(keys=(KEY.public_key(),))
@@ -67,11 +66,6 @@ def write(tmp_path: Path) -> Write:
     return written
 
 
-def report(*arguments: str | Path) -> tuple[int, str]:
-    done = invoke("report", *arguments)
-    return done.exit_code, done.output
-
-
 def changed(path: Path, **values: Any) -> None:
     entry = json.loads(path.read_text())
     entry["verdict"] |= values
@@ -99,8 +93,7 @@ def test_a_changed_result_is_invalid_and_not_ranked(write: Write, tmp_path: Path
     assert unknown == known | {"honest.py": "by an unknown key"}
     ranks = []
     for signer in ((), ("--signer", public)):
-        status, output = report("--leaderboard", tmp_path / "results", *signer, "--out", tmp_path / "site")
-        assert status == 0, output
+        expect(0, "", "report", "--leaderboard", tmp_path / "results", *signer, "--out", tmp_path / "site")
         page = (tmp_path / "site" / "index.html").read_text()
         ranks.append([name for name in known if f"rank 1: {name}" in page or f"rank 2: {name}" in page])
         assert "wrong" not in page and 'class="bad">invalid' in page
@@ -123,8 +116,8 @@ def test_the_page_can_be_built_again_from_its_results(write: Write, tmp_path: Pa
     for name, ratio in (("slow", 1.1), ("fast", 2.5), ("middle", 2.0)):
         write(name, ratio)
     write("wrong", 1.0, verdict="wrong", reason="it is", speed={})
-    assert report("--leaderboard", tmp_path / "results", "--out", tmp_path / "one")[0] == 0
-    assert report("--leaderboard", tmp_path / "one" / "results", "--out", tmp_path / "two")[0] == 0
+    expect(0, "", "report", "--leaderboard", tmp_path / "results", "--out", tmp_path / "one")
+    expect(0, "", "report", "--leaderboard", tmp_path / "one" / "results", "--out", tmp_path / "two")
     files = [sorted(path for path in (tmp_path / site).rglob("*.*")) for site in ("one", "two")]
     assert len(files[0]) == 5
     assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
@@ -149,7 +142,7 @@ def test_texts_of_candidates_are_no_markup(write: Write, tmp_path: Path) -> None
     facts |= {"suspicious": [HOSTILE], "missing_peers": {HOSTILE: "x"}}
     case = CASE | {"shapes": HOSTILE, "milliseconds": {HOSTILE: 1.0, "eager": 1.0, "candidate": float("inf")}}
     write("hostile", 2.0, HOSTILE + "\ud800".encode("utf-8", "replace").decode(), **facts, cases=[case, CASE])
-    assert report("--leaderboard", tmp_path / "results", "--out", tmp_path / "site")[0] == 0
+    expect(0, "", "report", "--leaderboard", tmp_path / "results", "--out", tmp_path / "site")
     page = (tmp_path / "site" / "index.html").read_text()
     assert "&lt;script&gt;" in page and "<script" not in page and "<img" not in page
 
@@ -178,8 +171,7 @@ def test_files_that_are_no_results_are_left_out_by_name(write: Write, tmp_path: 
     (directory / "link.json").symlink_to(directory / "honest.json")
     (directory / "directory.json").mkdir()
     os.mkfifo(directory / "fifo.json")
-    status, output = report("--leaderboard", directory, "--out", tmp_path / "site")
-    assert status == 2, output
+    output = expect(2, "", "report", "--leaderboard", directory, "--out", tmp_path / "site").output
     named = re.findall(r"^warning: left out: .*/(.+)\.json: (?:is not a re|cannot be re)", output, re.MULTILINE)
     assert sorted(named) == sorted([*CHANGES, *CONTENTS, "link", "directory", "fifo"])
     page = (tmp_path / "site" / "index.html").read_text()
@@ -205,26 +197,18 @@ def test_a_second_judgement_agrees_if_the_intervals_overlap(write: Write, judge_
 def test_the_task_of_an_unsigned_result_is_not_run(write: Write, tmp_path: Path) -> None:
     write("right", 2.0)
     assert list(judge_again(read_results(tmp_path / "results", Signers())[0], 1, QUICK_JUDGE)) == []
-    status, output = report("--leaderboard", tmp_path / "results", "--judge-again", "1")
-    assert status == 2 and "expected --signer beside --judge-again" in output
+    arguments = ["--leaderboard", tmp_path / "results", "--judge-again", "1"]
+    expect(2, "expected --signer beside --judge-again", "report", *arguments)
 
 
 @pytest.mark.attack
-def test_a_browser_shows_no_markup_of_candidates(write: Write, tmp_path: Path) -> None:
-    playwright = pytest.importorskip("playwright.sync_api")
+def test_a_browser_shows_no_markup_of_candidates(write: Write, browser: Any, tmp_path: Path) -> None:
     write("hostile", 2.0, HOSTILE, task=HOSTILE)
     write("long-name-of-a-candidate-that-is-wider-than-a-telephone", 2.2, "x = 1" * 100)
-    report("--leaderboard", tmp_path / "results", "--out", tmp_path / "site")
-    installed = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    with playwright.sync_playwright() as started:
-        try:
-            browser = started.chromium.launch(executable_path=installed, args=["--no-sandbox"])
-        except playwright.Error as error:
-            pytest.skip(f"no browser: apt install chromium, or playwright install chromium ({str(error)[:100]})")
-        page = browser.new_page(viewport={"width": 375, "height": 800})
-        page.goto((tmp_path / "site" / "index.html").as_uri())
-        assert page.title() == "Leaderboard"
-        assert page.evaluate("document.documentElement.scrollWidth") <= 375
-        cells = page.evaluate("[...document.querySelectorAll('td')].map(cell => cell.getBoundingClientRect().right)")
-        assert len(cells) == 14 and max(cells) <= 375, "each speed is seen without scrolling"
-        browser.close()
+    expect(0, "", "report", "--leaderboard", tmp_path / "results", "--out", tmp_path / "site")
+    page = browser.new_page(viewport={"width": 375, "height": 800})
+    page.goto((tmp_path / "site" / "index.html").as_uri())
+    assert page.title() == "Leaderboard"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 375
+    cells = page.evaluate("[...document.querySelectorAll('td')].map(cell => cell.getBoundingClientRect().right)")
+    assert len(cells) == 14 and max(cells) <= 375, "each speed is seen without scrolling"
