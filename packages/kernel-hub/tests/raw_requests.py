@@ -25,9 +25,9 @@ __all__ = ["TOKEN", "commit", "memory", "until"]
 TokenHub = Callable[..., tuple[Any, ...]]
 
 
-def hub_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def hub_command(*arguments: str | Path, check: bool = False) -> subprocess.CompletedProcess[str]:
     """Run `kernel-builder hub` in a process of its own."""
-    return run_builder(os.environ, "hub", *arguments)
+    return run_builder(os.environ, "hub", *arguments, check=check)
 
 
 def target(url: str) -> tuple[str, int]:

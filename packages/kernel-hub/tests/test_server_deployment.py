@@ -25,6 +25,7 @@ from kernel_hub.settings import Settings
 from tests.support.alternating_proxy import alternating_proxy
 from tests.support.files import write_program
 from tests.support.loopback import QuietHandler, served
+from tests.support.programs import run
 from tests.support.running_hub import RunningHub, running_hub
 from tests.support.small_kernel import write_kernel
 from tests.support.torch_process import run_with_torch
@@ -108,12 +109,8 @@ class Sessions(QuietHandler):
 
     def do_GET(self) -> None:
         user = self.headers.get("Cookie", "").removeprefix("user=")
-        self.send_response(202 if user else 401)
-        if user:
-            self.send_header("X-Auth-Request-Email", f"{user}@example.org")
-            self.send_header("X-Auth-Request-Groups", f"everyone,{user}")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        named = {"X_Auth_Request_Email": f"{user}@example.org", "X_Auth_Request_Groups": f"everyone,{user}"}
+        self.send(202 if user else 401, **(named if user else {}))
 
 
 @pytest.mark.attack
@@ -250,15 +247,12 @@ def test_a_backup_beside_writers_is_restored(start_hub: Callable[..., RunningHub
             assert not any(worker.done() for worker in workers)
             stop.wait(0.05)
         before = {name: len(oids) for name, oids in made.items()}
-        command = [str(BACKUP), str(hub.root), str(tmp_path / "backup")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        run(BACKUP, hub.root, tmp_path / "backup")
     hub.kill()
     shutil.rmtree(hub.root)
 
     shutil.copytree(tmp_path / "backup", tmp_path / "restored")
-    done = hub_command("check", "--digests", "--root", tmp_path / "restored")
-    assert done.returncode == 0, done.stdout + done.stderr
+    hub_command("check", "--digests", "--root", tmp_path / "restored", check=True)
     restored = start_hub(root=tmp_path / "restored")
     for name in names:
         api = restored.api()

@@ -25,7 +25,7 @@ from kernel_format.errors import HubError
 from kernel_hub.hub_service import Hub
 from kernel_hub.maintenance import collect, find_defects
 from kernel_hub.settings import Settings
-from tests.support.cli import invoke
+from tests.support.cli import expect
 from tests.support.places import SOURCES
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, write_kernel
@@ -64,10 +64,8 @@ def test_nothing_is_lost_beside_git_gc(hub: RunningHub, api: HfApi) -> None:
     jobs = [(commits, "a"), (commits, "b"), (packs, "pack-refs", "--all", "--prune"), (packs, "repack", "-adq")]
     with ThreadPoolExecutor(6) as at_once:
         done = [at_once.submit(*job) for job in [*jobs, (packs, "gc", "-q")]] + [at_once.submit(repairs)]
-        end = time.monotonic() + 120
         time.sleep(1)
-        while min(map(len, acknowledged.values())) <= 5 and time.monotonic() < end:
-            time.sleep(0.1)
+        until(lambda: min(map(len, acknowledged.values())) > 5)
         stop.set()
     for job in done:
         job.result()
@@ -211,9 +209,7 @@ def stored(hub: RunningHub) -> set[str]:
 
 
 def gc(hub: RunningHub, *options: str) -> dict[str, Any]:
-    done = invoke("hub", "gc", "--root", hub.root, "--json", *options)
-    assert done.exit_code == 0, done.output
-    return dict(json.loads(done.stdout))
+    return dict(json.loads(expect(0, "", "hub", "gc", "--root", hub.root, "--json", *options).stdout))
 
 
 def age(hub: RunningHub, days: float) -> None:

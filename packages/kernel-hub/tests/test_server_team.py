@@ -17,16 +17,15 @@ from pathlib import Path
 import psutil
 import pytest
 import requests
-from click.testing import CliRunner
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from raw_requests import TokenHub, commit, signed_address, target, until
 
-from kernel_builder.cli import main
 from kernel_format.errors import ConfigError
 from kernel_hub import tokens
 from kernel_hub.git.refs import MOST_REFS
 from kernel_hub.routes.git import SPARE_SECONDS
+from tests.support.cli import expect, invoke
 from tests.support.running_hub import RunningHub
 
 
@@ -101,14 +100,11 @@ def test_token_files(tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     add = ["token", "add", "--token-file", str(file), "--write", "a/one"]
     for end in ("yesterday", "2020-01-01", "0d", "99999d9", "2030-02-31"):
-        done = CliRunner().invoke(main, ["hub", *add, "x", "--expires", end])
-        assert done.exit_code and "a day to come" in done.output, (end, done.output)
+        expect(2, "a day to come", "hub", *add, "x", "--expires", end)
     for scope in ("a/", "/b", "a/b/c", "*/b"):
-        done = CliRunner().invoke(main, ["hub", *add, "x", "--write", scope])
-        assert done.exit_code and not file.exists(), scope
-    assert CliRunner().invoke(main, ["hub", *add, "x", "--expires", "2099-01-01"]).exit_code == 0
-    listed = CliRunner().invoke(main, ["hub", "token", "list", "--token-file", str(file)]).output
-    assert "a/one: write  until 2099-01-01 00:00 UTC" in listed
+        assert invoke("hub", *add, "x", "--write", scope).exit_code and not file.exists(), scope
+    expect(0, "", "hub", *add, "x", "--expires", "2099-01-01")
+    expect(0, "a/one: write  until 2099-01-01 00:00 UTC", "hub", "token", "list", "--token-file", file)
     # A file of an earlier version, which has no ends.
     file.write_text(json.dumps({"tokens": [{"name": "old", "sha256": "0" * 64, "scopes": {"a": "read"}}]}))
     assert tokens.TokenFile(file).tokens() == (tokens.Token(name="old", sha256="0" * 64, scopes={"a": "read"}),)
@@ -217,8 +213,8 @@ def test_the_audit_log_has_writes_and_denied_accesses(token_hub: TokenHub, tmp_p
     assert lines[4]["revision"] == "main" and lines[0]["address"] == "127.0.0.1" and lines[0]["time"].endswith("+00:00")
     whole = audit.read_text() + (tmp_path / "audit.log.1").read_text()
     assert not any(secret in whole for secret in (writer, reader, "hf_unknown", "signature", "Bearer"))
-    done = CliRunner().invoke(main, ["hub", "serve", "--root", str(tmp_path / "h"), "--audit-log", str(tmp_path)])
-    assert done.exit_code and "the audit log cannot be written" in done.output
+    command = ["hub", "serve", "--root", tmp_path / "h", "--audit-log", tmp_path]
+    expect(2, "the audit log cannot be written", *command)
 
 
 # git

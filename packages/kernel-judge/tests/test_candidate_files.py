@@ -39,12 +39,9 @@ def test_what_tools_leave_behind_is_no_part_of_a_candidate(tmp_path: Path) -> No
 def test_no_link_of_a_candidate_is_followed(linked: str, tmp_path: Path) -> None:
     """An agent's candidate links to a file that the agent may not read, but the user."""
     secret = tmp_path / "private" / "inner" / "secret.py"
-    secret.parent.mkdir(parents=True)
-    secret.write_text("class ModelNew: token = 'hf_secret'\n")
+    write_files(secret.parent, {secret.name: "class ModelNew: token = 'hf_secret'\n"})
     workspace = Workspace(tmp_path / "run", 1, 1)
-    project = workspace.directory / "kernel"
-    (project / "csrc").mkdir(parents=True)
-    (project / "build.toml").write_text("[general]\n")
+    project = write_files(workspace.directory / "kernel", {"build.toml": "[general]\n"})
     (workspace.run / "given" / "kernel").mkdir(parents=True)
     link = workspace.directory / linked
     link.parent.mkdir(exist_ok=True)
@@ -64,12 +61,10 @@ def test_a_candidate_beyond_a_limit_is_refused_before_it_is_written(kind: str, t
     workspace = Workspace(tmp_path / "run", 1, 1)
     project = workspace.directory / "kernel"
     folder = project.joinpath(*["d"] * 40) if kind == "deep" else project
-    folder.mkdir(parents=True)
     (workspace.run / "given" / "kernel").mkdir(parents=True)
-    (folder / "candidate.py").write_text("class ModelNew: pass\n")
+    write_files(folder, {"candidate.py": "class ModelNew: pass\n"})
     if kind == "files":
-        for number in range(10_001):
-            (project / str(number)).touch()
+        write_files(project, map(str, range(10_001)))
     large = project / ("solution.json" if kind == "solution" else "weights")
     with large.open("wb") as file:
         file.truncate(SPARSE if kind in ("sparse", "solution") else 1)

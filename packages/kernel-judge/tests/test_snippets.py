@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support import programs
+from tests.support.files import write_files
 from tests.support.places import ROOT
 
 REFERENCES = ROOT / "packages" / "kernel-judge" / "kernel_judge" / "search" / "cuda-kernels" / "references"
@@ -39,14 +40,10 @@ def listings(reference: str) -> list[Listing]:
     return [Listing(*parts) for parts in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)]
 
 
-def run(directory: Path, *command: str | Path) -> str:
+def run(directory: Path, *command: str | Path) -> None:
     tools = [str(Path(sys.executable).parent), os.environ["PATH"]]
     env = {**os.environ, "PATH": os.pathsep.join(tools), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        command, cwd=directory, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}"
-    return done.stdout
+    programs.run(*command, cwd=directory, env=env)
 
 
 def test_every_reference_is_read() -> None:
@@ -65,9 +62,7 @@ def test_every_listing_works(tmp_path: Path) -> None:
         script = ""
         for listing in listings(reference):
             if listing.path:
-                file = project / listing.path
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(listing.text)
+                write_files(project, {listing.path: listing.text})
             elif listing.language == "sh":
                 run(tmp_path, "sh", "-e", "-c", listing.text)
             else:

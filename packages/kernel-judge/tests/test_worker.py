@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -23,6 +24,7 @@ from kernel_sandbox import sandbox
 from kernel_sandbox.confine import BUBBLEWRAP, LANDLOCK, PROCESS
 from tests.support.inside_attacks import METADATA, OWN_FILE, SECRETS
 from tests.support.outside import Outside
+from tests.support.programs import wait_for
 
 pytestmark = pytest.mark.attack
 
@@ -30,10 +32,12 @@ CANDIDATES = toml_file.read(Path(__file__).with_name("worker_candidates.toml"))
 
 
 @contextmanager
-def worker_of(directory: Path, text: str, kind: str, *, readable: Sequence[Path] = ()) -> Iterator[WorkerProcess]:
+def worker_of(
+    directory: Path, text: str, kind: str, *, readable: Sequence[Path] = (), **options: Any
+) -> Iterator[WorkerProcess]:
     """A worker that is ready, with a candidate in `candidate.py` of the directory."""
     (directory / "candidate.py").write_text(text)
-    with WorkerProcess(kind, "cpu", readable=[directory, *readable]) as worker:
+    with WorkerProcess(kind, "cpu", readable=[directory, *readable], **options) as worker:
         worker.ready(120)
         yield worker
 
@@ -73,14 +77,11 @@ def test_a_process_that_has_left_the_workers_group_is_suspended_too(kind: str, t
         written = worker.scratch / "written"
 
         def grows_within(seconds: float) -> bool:
-            before, end = written.stat().st_size, time.monotonic() + seconds
-            while time.monotonic() < end and written.stat().st_size == before:
-                time.sleep(0.01)
-            return written.stat().st_size > before
+            before = written.stat().st_size
+            return wait_for(lambda: written.stat().st_size > before, seconds)
 
         load(worker, tmp_path)
-        while not written.exists():
-            time.sleep(0.01)
+        assert wait_for(written.exists)
         worker.stop()
         assert not grows_within(0.2)
         worker.ask("patched", seconds=120)
@@ -95,11 +96,12 @@ def test_a_suspended_process_ends_with_a_killed_judge(kind: str) -> None:
         assert judge.stdout and judge.stdout.readline()
         left = descendants(judge.pid)
         judge.kill()
-    end = time.monotonic() + 30
-    while left and time.monotonic() < end:
+
+    def have_ended() -> bool:
         states = {process.pid: process.info["status"] for process in psutil.process_iter(["status"])}
-        left = {process for process in left if states.get(process, psutil.STATUS_ZOMBIE) != psutil.STATUS_ZOMBIE}
-    assert not left
+        return {states.get(process, psutil.STATUS_ZOMBIE) for process in left} <= {psutil.STATUS_ZOMBIE}
+
+    assert wait_for(have_ended, 30)
 
 
 @pytest.mark.parametrize("waking", CANDIDATES["waking"])
@@ -107,23 +109,18 @@ def test_a_process_that_something_wakes_while_it_is_suspended_is_noticed(waking:
     with worker_of(tmp_path, CANDIDATES["timer"] + CANDIDATES["waking"][waking], sandbox.strongest()) as worker:
         load(worker, tmp_path)
         written = worker.scratch / "written"
-        while not written.exists():
-            time.sleep(0.01)
+        assert wait_for(written.exists)
         worker.stop()
-        suspended, end = written.stat().st_size, time.monotonic() + 20
-        while written.stat().st_size < suspended + 100 and time.monotonic() < end:
-            time.sleep(0.01)
+        suspended = written.stat().st_size
+        wait_for(lambda: written.stat().st_size >= suspended + 100, 20)
         with pytest.raises(WorkerFailure, match="while the judge had suspended them") as caught:
             worker.timed("patched", seconds=120)
     assert caught.value.kind == "ran-while-suspended"
 
 
 def test_an_honest_process_is_suspended_without_cpu_time(tmp_path: Path) -> None:
-    candidate = tmp_path / "candidate.py"
-    candidate.write_text(CANDIDATES["writes"])
-    with WorkerProcess(sandbox.strongest(), "cpu", readable=[tmp_path], threads=2) as worker:
-        worker.ready(120)
-        worker.ask("load", str(candidate), "ModelNew", seconds=120)
+    with worker_of(tmp_path, CANDIDATES["writes"], sandbox.strongest(), threads=2) as worker:
+        load(worker, tmp_path)
         for _ in range(20):
             worker.stop()
             time.sleep(0.02)

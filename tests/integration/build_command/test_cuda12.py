@@ -35,10 +35,8 @@ def test_one_binary_serves_cuda_12_and_13(copy_project: Copy, shared_cache: Path
     The source calls functions that nvcc declares for the host, and clang for the device alone.
     """
     project = copy_project("stable-scale")
-    with (project / "scale" / "scale_cuda.cu").open("a") as stream:
-        stream.write(
-            "int blocks(long n, int at_least, float a) { return max(at_least, int(min(n, 9L) + max(a, 1.5))); }\n"
-        )
+    code = "int blocks(long n, int at_least, float a) { return max(at_least, int(min(n, 9L) + max(a, 1.5))); }\n"
+    append(project / "scale" / "scale_cuda.cu", code)
     flags = f"cuda-flags = {json.dumps(FLAGS)}"
     replace(project / "build.toml", 'capabilities = ["9.0"]', f'capabilities = ["9.0+PTX", "10.0", "12.1"]\n{flags}')
     options = ("--variant", CUDA12, "--variant", CUDA, "--cuda-compiler", "clang", "--no-load")

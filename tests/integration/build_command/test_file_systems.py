@@ -12,6 +12,7 @@ import pytest
 
 from tests.integration.build_command.conftest import BUILDER, FOR_CPU, Copy, NewCache, environment, snapshot, untouched
 from tests.support.places import CPU, SOURCES
+from tests.support.programs import run
 
 pytestmark = pytest.mark.attack
 
@@ -100,11 +101,7 @@ def test_a_user_without_a_home(project: Path, cache: Path) -> None:
         assert "Traceback" not in done.stderr
         assert done.returncode == 4
         assert "no home directory" in json.loads(done.stdout)["message"]
-    line = [*as_number, BUILDER, "build", project, *FOR_CPU]
-    done = subprocess.run(
-        line, capture_output=True, text=True, env={**env, "KERNEL_BUILDER_CACHE": str(cache)}, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run(*as_number, BUILDER, "build", project, *FOR_CPU, env={**env, "KERNEL_BUILDER_CACHE": str(cache)})
 
 
 def test_other_users_cannot_write_outputs_under_umask_0(copy_project: Copy, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from kernel_builder.steps import compile_steps, files_read
 from kernel_builder.steps.graph import CompileStep
 from kernel_builder.steps.step_scripts import stage_compile
 from kernel_builder.toolchain import Toolchains, host_compiler
-from tests.support.files import write_program
+from tests.support import files
 from tests.support.places import CPU, CUDA, SOURCES
 
 
@@ -59,16 +59,15 @@ def with_headers_in(elsewhere: Path, headers: Iterable[Path], host: HostCompiler
         for directory in searched
     ]
     options = shlex.join(["-nostdinc", *(word for place in places for word in ("-isystem", place))])
-    write_program(program, f'exec {host.path} {options} "$@"')
+    files.write_program(program, f'exec {host.path} {options} "$@"')
 
 
 def test_headers_of_gxx_in_another_place(
     copy_project: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory, elsewhere = copy_project("stable-scale"), tmp_path / "elsewhere"
-    settings, source = directory / "build.toml", directory / "scale/scale_cuda.cu"
-    settings.write_text(settings.read_text().replace('["9.0"]', '["9.0"]\ncuda-flags = ["-lineinfo"]'))
-    source.write_text(source.read_text() + SOURCES["host_and_device_code"])
+    files.replace(directory / "build.toml", '["9.0"]', '["9.0"]\ncuda-flags = ["-lineinfo"]')
+    files.append(directory / "scale/scale_cuda.cu", SOURCES["host_and_device_code"])
     toolchains = Toolchains()
     usual = clang_step(directory, toolchains)
     expected, headers = compiled(usual, tmp_path / "usual")

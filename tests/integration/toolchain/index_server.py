@@ -279,17 +279,13 @@ class IndexServer:
         handler.end_headers()
         end = stop if fault.cut is None else min(stop, start + fault.cut)
         step = 16_384
-        try:
-            for position in range(start, end, step):
-                piece = data[position : min(position + step, end)]
-                handler.wfile.write(piece)
-                request.sent += len(piece)
-                if fault.rate:
-                    time.sleep(step / fault.rate)
-            while fault.endless:
-                handler.wfile.write(data)
-                request.sent += len(data)
-        except (BrokenPipeError, ConnectionResetError):
-            handler.close_connection = True
-        if end < stop or fault.endless:
-            handler.close_connection = True
+        for position in range(start, end, step):
+            piece = data[position : min(position + step, end)]
+            handler.wfile.write(piece)
+            request.sent += len(piece)
+            if fault.rate:
+                time.sleep(step / fault.rate)
+        while fault.endless:  # until the client closes the connection
+            handler.wfile.write(data)
+            request.sent += len(data)
+        handler.close_connection = handler.close_connection or end < stop

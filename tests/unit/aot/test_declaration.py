@@ -94,18 +94,16 @@ def test_a_table_that_does_not_fit_is_an_error(tmp_path: Path, mistake: Mapping[
     assert caught.value.hint
 
 
-def test_a_function_of_the_module_that_is_no_op_is_an_error(tmp_path: Path) -> None:
-    text = KERNELS + "\ndef helper(x):\n    return x\n"
-    (op,) = ops_of(project(tmp_path, kernels=text))
-    with pytest.raises(ConfigError, match="helper is neither a kernel nor an op"):
-        python_code.module([op], text, "kernels.py", 1)
-
-
-def test_a_function_with_other_parameters_than_the_schema_is_an_error(tmp_path: Path) -> None:
-    """The op would ignore them."""
+def test_functions_that_are_no_ops_or_have_other_parameters_are_an_error(tmp_path: Path) -> None:
+    """The op would ignore a parameter that its schema does not have."""
     (op,) = ops_of(project(tmp_path))
-    with pytest.raises(ConfigError, match="scale has the parameters x, factor, flag, kind, and its schema has x, f"):
-        python_code.module([op], KERNELS.replace("flag: bool = False", "flag=False, *, kind=0"), "kernels.py", 1)
+    other = KERNELS.replace("flag: bool = False", "flag=False, *, kind=0")
+    for text, message in (
+        (KERNELS + "\ndef helper(x):\n    return x\n", "helper is neither a kernel nor an op"),
+        (other, "scale has the parameters x, factor, flag, kind, and its schema has x, f"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            python_code.module([op], text, "kernels.py", 1)
 
 
 def test_a_constexpr_is_the_dtype_of_the_tensors(tmp_path: Path) -> None:

@@ -114,13 +114,31 @@ def test_notices_are_in_the_warnings(home: Path) -> None:
         ("torch-ext/my_relu", "torch-ext/my_relu"),
     ],
 )
-def test_a_symbolic_link_out_of_the_project_is_refused(home: Path, tmp_path: Path, link: str, where: str) -> None:
-    outside = tmp_path / "outside"
+def test_links_are_followed_into_the_git_repository_of_the_project_only(
+    home: Path, tmp_path: Path, link: str, where: str
+) -> None:
+    text = MINIMAL.replace("[torch]", '[torch]\ninclude = ["inc"]')
+    (home / "build.toml").write_text(text)
+    expected = read_project(home)
+    outside = tmp_path / "shared"
     (home / link).rename(outside)
     (home / link).symlink_to(outside)
-    error = mistake(home, MINIMAL.replace("[torch]", '[torch]\ninclude = ["inc"]'))
+    error = mistake(home)
     assert error.where == f"{home}/{where}"
     assert "is a symbolic link out of the project" in error.message
+    git(tmp_path, "init", "--quiet")
+    mistake(home)  # in a foreign repository, such as a home directory in git
+    git(tmp_path, "add", str(home))
+    mistake(home)  # a link publishes no untracked file
+    git(tmp_path, "add", str(outside))
+    assert read_project(home) == expected
+    (home / ".git").mkdir()  # a repository in the repository
+    mistake(home)
+    (home / ".git").rmdir()
+    (home / link).unlink()
+    outside.rename(tmp_path / ".git/shared")
+    (home / link).symlink_to(tmp_path / ".git/shared")
+    mistake(home)
 
 
 def test_a_source_that_git_excludes_is_named_before_publication(home: Path) -> None:
@@ -149,30 +167,6 @@ def test_no_link_publishes_what_git_keeps_or_is_outside(home: Path, tmp_path: Pa
             elif place == link:
                 assert "is a symbolic link out of the project" in mistake(home, MINIMAL).message
             place.unlink()
-
-
-@pytest.mark.parametrize("link", ["relu.cpp", "inc", "torch-ext/my_relu/layers", "torch-ext/my_relu"])
-def test_links_into_the_git_repository_of_the_project_are_followed(home: Path, tmp_path: Path, link: str) -> None:
-    text = MINIMAL.replace("[torch]", '[torch]\ninclude = ["inc"]')
-    (home / "build.toml").write_text(text)
-    expected = read_project(home)
-    outside = tmp_path / "shared"
-    (home / link).rename(outside)
-    (home / link).symlink_to(outside)
-    mistake(home)
-    git(tmp_path, "init", "--quiet")
-    mistake(home)  # in a foreign repository, such as a home directory in git
-    git(tmp_path, "add", str(home))
-    mistake(home)  # a link publishes no untracked file
-    git(tmp_path, "add", str(outside))
-    assert read_project(home) == expected
-    (home / ".git").mkdir()  # a repository in the repository
-    mistake(home)
-    (home / ".git").rmdir()
-    (home / link).unlink()
-    outside.rename(tmp_path / ".git/shared")
-    (home / link).symlink_to(tmp_path / ".git/shared")
-    mistake(home)
 
 
 @pytest.mark.parametrize("name", ["_ops.py", "metadata.json", "my_relu/ops.py"])

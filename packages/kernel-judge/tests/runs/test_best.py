@@ -15,6 +15,7 @@ from kernel_format.errors import ConfigError
 from kernel_judge.search.search_request import parse_context
 from kernel_judge.search.workspace import PROJECT, Workspace
 from tests.support.places import SOURCES
+from tests.support.programs import run
 from tests.support.running_hub import running_hub
 
 pytestmark = pytest.mark.usefixtures("judge_calls")
@@ -29,10 +30,8 @@ def test_the_best_is_published_by_build_and_upload(tmp_path: Path, tmp_path_fact
     with running_hub(tmp_path_factory.mktemp("hub"), "--trust", "kernels-community") as hub:
         options = ["--backend", "cpu", "--repo-id", "kernels-community/hard-swish", "--json"]
         upload = [*BUILDER, "build-and-upload", str(best), *options]
-        done = subprocess.run(upload, env=hub.environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        loaded = subprocess.run([sys.executable, "-c", LOAD], env=hub.environment, capture_output=True, check=False)
-        assert loaded.returncode == 0, loaded.stderr.decode()
+        run(*upload, env=hub.environment)
+        run(sys.executable, "-c", LOAD, env=hub.environment)
         card = hub.api().hf_hub_download(
             "kernels-community/hard-swish", "README.md", repo_type="kernel", local_dir=tmp_path / "card"
         )

@@ -6,7 +6,6 @@ import json
 import re
 import secrets
 import signal
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from kernel_format.files import remove_tree
 from kernel_judge.search.run_log import LOG, RunLog, read_events
 from kernel_judge.search.workspace import Workspace
 from kernel_sandbox.confine import landlock_version
+from tests.support.programs import wait_for
 
 pytestmark = pytest.mark.usefixtures("judge_calls")
 
@@ -123,9 +123,7 @@ def test_a_killed_search_goes_on(tmp_path: Path, judge_calls: Path, monkeypatch:
     log = tmp_path / "run" / LOG
     for goal in (1, 4, 7):
         process = start_search(tmp_path, *agents, **settings)
-        while not log.exists() or log.read_bytes().count(b'"event":"try-ended"') < goal:
-            assert process.poll() is None
-            time.sleep(0.01)
+        assert wait_for(lambda goal=goal: log.exists() and log.read_bytes().count(b'"event":"try-ended"') >= goal)
         process.send_signal(signal.SIGKILL)
         process.wait()
     with log.open("ab") as torn:
@@ -146,8 +144,7 @@ def test_a_killed_search_goes_on(tmp_path: Path, judge_calls: Path, monkeypatch:
 
 def test_a_stopped_search_leaves_no_process(tmp_path: Path) -> None:
     process = start_search(tmp_path, agent("hanging"))
-    while len(marked_processes(tmp_path / "run")) < 2:
-        time.sleep(0.2)
+    assert wait_for(lambda: len(marked_processes(tmp_path / "run")) >= 2)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) != 0
     assert marked_processes(tmp_path / "run") == []
@@ -169,8 +166,7 @@ def test_more_attempts_continue_a_search_and_other_settings_do_not(tmp_path: Pat
 def test_two_searches_cannot_use_one_directory(tmp_path: Path) -> None:
     process = start_search(tmp_path, agent("hanging"))
     try:
-        while not (tmp_path / "run" / LOG).exists():
-            time.sleep(0.02)
+        assert wait_for((tmp_path / "run" / LOG).exists)
         with pytest.raises(ConfigError, match="another search is running"):
             run_search(quick_request(tmp_path, agent("hanging")))
     finally:

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from tests.support.builder_process import run_builder
 from tests.support.files import append, replace, write_files
 from tests.support.git import commit_all
 from tests.support.places import CPU as VARIANT
-from tests.support.programs import run
+from tests.support.programs import run, wait_for
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import commit
 from tests.support.torch_process import run_with_torch
@@ -204,8 +203,7 @@ def test_a_dry_run_writes_nothing(own_hub: RunningHub, quick: Path) -> None:
     assert result.created and result.builds.sent and result.main and result.main.sent
     assert not own_hub.api().repo_exists(DOUBLING, repo_type="kernel")
     own_hub.api().create_repo(DOUBLING, repo_type="kernel")
-    while "repos/create" not in own_hub.log.read_text():  # a request is logged after its answer
-        time.sleep(0.01)
+    assert wait_for(lambda: "repos/create" in own_hub.log.read_text())  # a request is logged after its answer
     before = len(own_hub.log.read_text().splitlines())
     assert put(own_hub, quick, dry_run=True).builds.sent
     methods = [json.loads(line)["method"] for line in own_hub.log.read_text().splitlines()[before:]]
