@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from kernel_builder import toml_file
 from kernel_judge.judge.judgement import JudgeRequest
+from tests.support.files import replace
 from tests.support.places import PROJECTS
 
 HERE = Path(__file__).parent
@@ -90,6 +91,5 @@ def scale_project(directory: Path, statement: str = "") -> Path:
     shutil.copytree(PROJECTS / "stable-scale", project, ignore=shutil.ignore_patterns("build"))
     (project / "candidate.py").write_text(PROJECT_CANDIDATE)
     if statement:
-        source = project / "scale" / "scale_cpu.cpp"
-        source.write_text(source.read_text().replace("out[i] = factor * in[i]", statement))
+        replace(project / "scale" / "scale_cpu.cpp", "out[i] = factor * in[i]", statement)
     return project

@@ -9,38 +9,30 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
 from judge_samples import CHEATS, HERE, HONEST, PROJECT_CANDIDATE, SMALL_TASKS, Sample, scale_project
 
 from kernel_builder.api import build_for_device
-from kernel_builder.cli import main
 from kernel_judge.judge import judgement
 from kernel_judge.judge.gpu_memory import is_exhausted, is_much
 from kernel_judge.judge.judgement import JudgeRequest, judge
 from kernel_judge.judge.speed_report import SpeedReport
 from kernel_judge.judge.verdict import Verdict
 from kernel_judge.search.local_judge import JUDGE_COMMAND, LocalJudge
+from tests.support.cli import expect, invoke
+from tests.support.files import replace
 
 SOFTMAX = HERE / "tasks" / "softmax.py"
 SCALED = HERE / "tasks" / "scaled.py"
 QUICK = ("--inputs", "8", "--rounds", "0", "--device", "cpu")
 
 
-def run(*arguments: str | Path) -> Result:
-    done = CliRunner().invoke(main, ["judge", *map(str, arguments)])
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
-    return done
-
-
 def test_the_command_prints_a_verdict_and_exits_by_it(tmp_path: Path) -> None:
     right = HONEST["float64"].write(tmp_path)
-    done = run(right, "--task", SOFTMAX, *QUICK, "--json")
-    verdict = Verdict.from_json(done.stdout)
-    assert done.exit_code == 0 and verdict.is_right and verdict.task == "softmax" and not verdict.speed
+    verdict = Verdict.from_json(expect(0, "", "judge", right, "--task", SOFTMAX, *QUICK, "--json").stdout)
+    assert verdict.is_right and verdict.task == "softmax" and not verdict.speed
     assert len(verdict.task_digest) == len(verdict.candidate_digest) == 64
-    wrong = run(CHEATS["some NaN"].write(tmp_path), "--task", SOFTMAX, *QUICK)
-    assert wrong.exit_code == 1
-    assert "wrong: softmax" in wrong.stdout and "not-finite: 1 of" in wrong.stdout and '"seed"' in wrong.stdout
+    wrong = expect(1, "wrong: softmax", "judge", CHEATS["some NaN"].write(tmp_path), "--task", SOFTMAX, *QUICK)
+    assert "not-finite: 1 of" in wrong.stdout and '"seed"' in wrong.stdout
 
 
 def test_unreadable_arguments_exit_with_2(tmp_path: Path) -> None:
@@ -51,16 +43,15 @@ def test_unreadable_arguments_exit_with_2(tmp_path: Path) -> None:
         ((HERE / "tasks", "--task", SOFTMAX), "has no build.toml"),
         ((right, "--task", SOFTMAX, "--against", "eager,jax"), "'jax' is not a peer; expected names"),
     ):
-        done = run(*arguments)
-        assert done.exit_code == 2 and words in done.stderr, done.stderr
+        expect(2, words, "judge", *arguments)
 
 
 @pytest.mark.attack
 @pytest.mark.parametrize("task", SMALL_TASKS["refused"])
 def test_a_task_whose_results_do_not_tell_right_from_wrong_is_refused(task: str, tmp_path: Path) -> None:
     sample = Sample(task, "return 2 * x", state="")
-    done = run(sample.write(tmp_path), "--task", sample.write_task(tmp_path), *QUICK)
-    assert done.exit_code == 2 and SMALL_TASKS["refused"][task] in done.stderr, done.output
+    arguments = [sample.write(tmp_path), "--task", sample.write_task(tmp_path), *QUICK]
+    expect(2, SMALL_TASKS["refused"][task], "judge", *arguments)
 
 
 def test_a_kernel_project_is_built_and_judged(tmp_path: Path) -> None:
@@ -80,11 +71,10 @@ def test_a_kernel_project_is_built_and_judged(tmp_path: Path) -> None:
 
 def test_packages_that_another_machine_has_built_are_judged_without_a_build(tmp_path: Path) -> None:
     project = scale_project(tmp_path)
-    absent = run(project, "--task", SCALED, *QUICK, "--no-build")
-    assert absent.exit_code == 11 and "no package for cpu that this machine loads (built: none)" in absent.stdout
+    absent = "no package for cpu that this machine loads (built: none)"
+    expect(11, absent, "judge", project, "--task", SCALED, *QUICK, "--no-build")
     build_for_device(project, "cpu")
-    source = project / "scale" / "scale_cpu.cpp"
-    source.write_text(source.read_text().replace("out[i] = factor * in[i]", "out[i] = nothing"))
+    replace(project / "scale" / "scale_cpu.cpp", "out[i] = factor * in[i]", "out[i] = nothing")
     verdict = judge(JudgeRequest(project, SCALED, device="cpu", inputs=8, rounds=0, is_built=True))
     assert verdict.is_right, verdict.reason
     assert any(sentence.startswith("The judge did not build its packages") for sentence in verdict.suspicious)
@@ -92,12 +82,9 @@ def test_packages_that_another_machine_has_built_are_judged_without_a_build(tmp_
 
 def test_a_project_without_a_kernel_for_this_machine_is_not_judged(tmp_path: Path) -> None:
     project = scale_project(tmp_path)
-    configuration = project / "build.toml"
-    configuration.write_text(configuration.read_text().replace('["cpu", "cuda"]', '["cuda"]'))
-    done = run(project, "--task", SCALED, *QUICK)
-    assert done.exit_code == 11
-    assert done.stdout.startswith("not judged: ")
-    assert "this machine cannot build it for cpu" in done.stdout and "no variant to build here" in done.stdout
+    replace(project / "build.toml", '["cpu", "cuda"]', '["cuda"]')
+    done = expect(11, "this machine cannot build it for cpu", "judge", project, "--task", SCALED, *QUICK)
+    assert done.stdout.startswith("not judged: ") and "no variant to build here" in done.stdout
     judged = LocalJudge(SCALED, seconds=120, command=(*JUDGE_COMMAND, *QUICK)).judge(project)
     assert judged.verdict is None and judged.error and judged.error.startswith("not judged: this machine cannot")
 
@@ -112,8 +99,8 @@ def test_a_candidate_for_a_gpu_is_not_judged_without_one(tmp_path: Path) -> None
     verdict = judge(JudgeRequest(candidate, SCALED, inputs=2, rounds=0))
     assert (verdict.verdict, verdict.rejected_as, verdict.is_right) == ("not judged", None, False)
     assert verdict.reason.startswith("it needs a GPU, and Torch finds none: ")
-    done = run(candidate, "--task", SCALED, "--device", "cuda", "--json")
-    assert done.exit_code == 11 and "it is to run on a GPU, and Torch finds none" in done.stdout
+    arguments = [candidate, "--task", SCALED, "--device", "cuda", "--json"]
+    expect(11, "it is to run on a GPU, and Torch finds none", "judge", *arguments)
     assert Verdict.from_json(verdict.to_json()).as_dict() == verdict.as_dict()
 
 
@@ -148,7 +135,8 @@ def test_the_first_line_names_the_peers_that_are_missing(tmp_path: Path, monkeyp
     # Later numbers of `random.Random`, the seeds of timed inputs, follow from those that the candidate has seen.
     monkeypatch.setattr(judgement, "random", SimpleNamespace(SystemRandom=random.SystemRandom))
     right = HONEST["float64"].write(tmp_path)
-    done = run(right, "--task", SOFTMAX, *QUICK[:2], "--rounds", "1", "--device", "cpu", "--against", "eager,compile")
+    options = ["--rounds", "1", "--device", "cpu", "--against", "eager,compile"]
+    done = invoke("judge", right, "--task", SOFTMAX, *QUICK[:2], *options)
     first, *others = done.stdout.splitlines()
     assert first.endswith(" s, without compile"), done.stdout
     assert any("not compared with compile: it was not ready within" in line for line in others)

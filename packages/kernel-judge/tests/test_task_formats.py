@@ -18,7 +18,8 @@ from kernel_judge.judge.judgement import JudgeRequest, judge
 from kernel_judge.judge.verdict import Verdict
 from kernel_judge.leaderboard.result import texts_of_task
 from kernel_tasks import Task, read_task
-from tests.support.cli import invoke
+from tests.support.cli import expect
+from tests.support.files import replace
 from tests.support.files import write_files as write
 
 TEXTS = toml_file.read(HERE / "task_formats.toml")
@@ -95,20 +96,18 @@ def test_a_task_that_needs_a_gpu_or_more_memory_exits_with_11(gpu_mode: Path, tm
     reference = gpu_mode / "reference.py"
     text = reference.read_text()
     reference.write_text(text.replace("x, buffer = data", "raise torch.OutOfMemoryError('40 GiB')"))
-    done = invoke("judge", submission, "--task", gpu_mode, "--device", "cpu")
-    assert done.exit_code == 11 and "needs more memory than is free: OutOfMemoryError: 40 GiB" in done.stdout
+    message = "needs more memory than is free: OutOfMemoryError: 40 GiB"
+    expect(11, message, "judge", submission, "--task", gpu_mode, "--device", "cpu")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     reference.write_text(text.replace("torch.empty(rows, 8)", 'torch.empty(rows, 8, device="cuda")'))
-    done = invoke("judge", submission, "--task", gpu_mode)
-    assert done.exit_code == 11 and "reference.py: generate_input needs a GPU" in done.stdout
+    expect(11, "reference.py: generate_input needs a GPU", "judge", submission, "--task", gpu_mode)
 
 
 @pytest.mark.parametrize("case", TEXTS["bad-gpu-mode"], ids=lambda case: case["message"])
 def test_a_bad_gpu_mode_task_names_the_key(gpu_mode: Path, case: dict[str, str]) -> None:
     (gpu_mode / "submission.py").write_text("def custom_kernel(data):\n    return data\n")
-    path = gpu_mode / case["file"]
-    path.write_text(path.read_text().replace(case["old"], case["new"]))
+    replace(gpu_mode / case["file"], case["old"], case["new"])
     with pytest.raises(ConfigError) as caught:
         task = read_task(gpu_mode)
         task.problem(task.sizes()).get_inputs()

@@ -21,7 +21,7 @@ from kernel_skills import intervals
 from kernel_skills.benefit import Benefit, SkillTry, benefit_lines, compare_tries, find_tasks, measure_benefit
 from kernel_skills.catalog import find_skill, read_skill
 from kernel_skills.distillation import Distilled, distil
-from tests.support.cli import invoke
+from tests.support.cli import expect
 from tests.support.files import write_files
 from tests.support.places import ROOT
 
@@ -103,8 +103,8 @@ def test_a_directory_without_tasks_is_refused(tmp_path: Path) -> None:
 def test_the_command_asks_the_judge(tasks: Path, tmp_path: Path) -> None:
     agent = f"{sys.executable} {agents.__file__} wrong"
     where = ["--tasks", str(tasks / "silu.py"), "--run", str(tmp_path / "run")]
-    done = invoke("skills", "eval", "cuda-kernels", *where, "--agent", agent, "-k", "1", "-j", "2")
-    assert done.exit_code == 1 and "No measurable help" in done.stdout, done.output
+    command = ["skills", "eval", "cuda-kernels", *where, "--agent", agent, "-k", "1", "-j", "2"]
+    expect(1, "No measurable help", *command)
     reports = {
         event["judged"]["verdict"]["rejected-as"]
         for event in read_events(tmp_path / "run/silu/log.jsonl")[:-1]
@@ -123,8 +123,7 @@ def test_the_command_asks_the_judge(tasks: Path, tmp_path: Path) -> None:
 )
 def test_wrong_arguments(arguments: tuple[str, ...], where: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    done = invoke("skills", *arguments)
-    assert done.exit_code == 2 and f"error: {where}: " in done.stderr
+    done = expect(2, f"error: {where}: ", "skills", *arguments)
     assert message in done.stderr and "hint: " in done.stderr
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from kernel_format.errors import ConfigError
 from kernel_skills.catalog import MOST_TOKENS, files_in, find_skill, read_skill, tokens_at_most
-from tests.support.cli import invoke
+from tests.support.cli import expect, invoke
 from tests.support.files import write_files
 
+add = partial(invoke, "skills", "add")
 # Texts with the tokens that the vocabulary of Tekken (mistral-common 1.13, `tekken_240911.json`) has for them.
 COUNTED = {
     "Read each input once, write each output once. Fuse; do not launch again.": 18,
@@ -96,16 +97,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "project"
 
 
-def add(*arguments: str) -> Result:
-    return invoke("skills", "add", *arguments)
-
-
 @pytest.mark.parametrize("tool", PLACES)
 @pytest.mark.parametrize("globally", [False, True])
 def test_each_tool_finds_the_skill_in_its_directory(tool: str, globally: bool, project: Path) -> None:
     place = project.parent / "home" / PLACES[tool][1] if globally else project / PLACES[tool][0]
-    done = add("--agent", tool, *["--global"] * globally)
-    assert done.exit_code == 0, done.output
+    done = expect(0, "", "skills", "add", "--agent", tool, *["--global"] * globally)
     assert done.output.startswith("installed: ")
     assert files_in(place / "cuda-kernels") == find_skill("cuda-kernels").files()
     assert [path.name for path in place.iterdir()] == ["cuda-kernels"], "no other file beside it"
@@ -129,8 +125,7 @@ def test_edits_are_kept_unless_forced(edit: str, project: Path) -> None:
     else:
         (installed / "references" / "torch.md").unlink()
     before = files_in(installed)
-    refused = add("--agent", "claude", "--agent", "cursor")
-    assert refused.exit_code == 2 and "differs from" in refused.stderr and "--force" in refused.stderr
+    assert "--force" in expect(2, "differs from", "skills", "add", "--agent", "claude", "--agent", "cursor").stderr
     assert files_in(installed) == before
     assert not (project / ".claude").exists(), "no place is changed if one has edits"
     assert "replaced" in add("--agent", "cursor", "--force").output
@@ -145,15 +140,13 @@ def test_a_link_is_not_followed(link: str, project: Path) -> None:
     (project / "elsewhere/skills/cuda-kernels").mkdir(parents=True)
     (project / link).symlink_to(project / "elsewhere")
     to = ("--agent", "cursor") if link == ".cursor" else ("--dest", "skills")
-    refused = add(*to, "--force").stderr
-    assert f"{link}: is not a directory" in refused
+    expect(2, f"{link}: is not a directory", "skills", "add", *to, "--force")
     assert not [path for path in (project / "elsewhere").rglob("*") if path.is_file()]
 
 
 def test_a_place_that_cannot_be_written(project: Path) -> None:
     (project / "file").write_text("")
-    refused = add("--dest", "file/skills").stderr
-    assert "cannot be written: Not a directory" in refused
+    expect(2, "cannot be written: Not a directory", "skills", "add", "--dest", "file/skills")
 
 
 @pytest.mark.parametrize(
@@ -166,6 +159,5 @@ def test_a_place_that_cannot_be_written(project: Path) -> None:
     ],
 )
 def test_wrong_arguments(arguments: tuple[str, ...], message: str, project: Path) -> None:
-    done = add(*arguments)
-    assert done.exit_code == 2 and message in done.stderr
+    expect(2, message, "skills", "add", *arguments)
     assert not list(project.iterdir())

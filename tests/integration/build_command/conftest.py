@@ -18,9 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
-from click.testing import CliRunner, Result
 
-from kernel_builder.cli import main
 from kernel_format.cache_directory import default_cache
 from kernel_format.errors import KernelBuilderError
 from kernel_format.files import debugging
@@ -165,7 +163,7 @@ def command(cache: Path, *arguments: str | Path, **more: str) -> subprocess.Comp
     """Run the command line in a process of its own, with more variables of the environment."""
     given, variables = [*map(str, arguments)], environment(cache, **more)
     if debugging():  # in this process, which a debugger controls
-        done = CliRunner().invoke(main, given, env=variables, catch_exceptions=False)
+        done = invoke(*given, env=variables, catch_exceptions=False)
         return subprocess.CompletedProcess(given, done.exit_code, done.stdout, done.stderr)
     if any(name.startswith(("PYTHON", "HF_", "LOCAL_")) for name in more):  # read when modules are imported
         return subprocess.run([BUILDER, *given], capture_output=True, text=True, check=False, env=variables)
@@ -263,10 +261,3 @@ def scale(copy_project: Callable[..., Path], shared_cache: Path, kernel_builder:
         return project
 
     return make
-
-
-def benchmark(*arguments: str | Path) -> Result:
-    """Run `kernel-builder benchmark` in this process, which has imported Torch already."""
-    done = invoke("benchmark", *arguments)
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
-    return done

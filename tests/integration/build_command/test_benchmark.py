@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.measure.results import COPY, OURS, YARDSTICK, BenchmarkReport, Point
-from tests.integration.build_command.conftest import BUILDER, FOR_CPU, MEASURED, RIGHT, Copy, Run, benchmark
+from tests.integration.build_command.conftest import BUILDER, FOR_CPU, MEASURED, RIGHT, Copy, Run
+from tests.support.cli import expect
 from tests.support.files import replace
 from tests.support.places import CPU
 from tests.support.programs import run
@@ -57,7 +58,7 @@ def test_the_naive_kernel_is_the_first_peer_of_forward_passes(
     replace(project / "naive" / "scale" / "scale_cpu.cpp", RIGHT, "out[i] = in[i] * factor")
     kernel_builder.build(project / "naive", *FOR_CPU, cache=shared_cache)
     arguments = (project, *MEASURED, "--against", "naive,eager", "--shapes", "64x512", "--json", file)
-    assert benchmark(*arguments).exit_code == 0
+    expect(0, "", "benchmark", *arguments)
     report = BenchmarkReport.read(file)
     with_gradients, forward = report.rows
     assert list(forward.times) == [COPY, OURS, "naive", "eager"]
@@ -67,8 +68,7 @@ def test_the_naive_kernel_is_the_first_peer_of_forward_passes(
 
 def test_a_wrong_kernel_is_not_timed(scale: Callable[..., Path], tmp_path: Path) -> None:
     project, file = scale("out[i] = i % 1000 ? factor * in[i] : 0"), tmp_path / "scale.json"
-    done = benchmark(project, *MEASURED, "--against", "eager", "--json", file, "--shapes", "64x512")
-    assert done.exit_code == 1
+    done = expect(1, "", "benchmark", project, *MEASURED, "--against", "eager", "--json", file, "--shapes", "64x512")
     line = next(line for line in done.stdout.splitlines() if line.startswith("64x512"))
     assert "WRONG" in line and " us" not in line
     (row,) = BenchmarkReport.read(file).rows
@@ -86,17 +86,15 @@ def test_bad_selections_have_clear_errors(
         ("--against", "eager,unknown"): "--against: 'unknown' is none of eager, mul, absent, another, compile",
         ("--operation", "scale"): "--operation: 'scale' is none of scaled",
     }.items():
-        done = benchmark(project, *arguments)
-        assert done.exit_code == 2 and message in done.stderr, done.stderr
+        expect(2, message, "benchmark", project, *arguments)
     unbuilt = copy_project("stable-scale", "unbuilt")
-    assert "benchmark.py: does not exist" in benchmark(unbuilt).stderr
+    expect(2, "benchmark.py: does not exist", "benchmark", unbuilt)
     shutil.copytree(project / "benchmarks", unbuilt / "benchmarks")
-    done = benchmark(unbuilt)
-    assert done.exit_code == 3 and f"hint: kernel-builder build {unbuilt} --backend cpu" in done.stderr
+    expect(3, f"hint: kernel-builder build {unbuilt} --backend cpu", "benchmark", unbuilt)
     replace(unbuilt / "build.toml", 'backends = ["cpu", "cuda"]', 'backends = ["cuda"]')
     declared = (unbuilt / "build.toml").read_text()
     (unbuilt / "build.toml").write_text(re.sub(r"\[kernel.scale_cpu\][^\[]*\n\n", "", declared))
-    assert "hint: the project has cuda only: measure on such a machine" in benchmark(unbuilt).stderr
+    expect(3, "hint: the project has cuda only: measure on such a machine", "benchmark", unbuilt)
 
 
 @pytest.mark.nightly  # Inductor takes 9 s of CPU time
@@ -111,8 +109,7 @@ def test_torch_compile_is_a_peer(scale: Callable[..., Path], tmp_path: Path, mon
     replace(declared, "PEERS = {", "DIAGONAL = 3.0 * torch.eye(512)\nPEERS = {")
     replace(declared, "return 3.0 * x", "return torch.mm(x, DIAGONAL.to(x.dtype))")
     options = [*MEASURED, "--against", "compile", "--shapes", "64x512", "--only", "device"]
-    done = benchmark(project, *options, "--json", file)
-    assert done.exit_code == 0, done.stderr
+    done = expect(0, "", "benchmark", project, *options, "--json", file)
     assert "[0/1] compiling peers\n[1/1] compiling peers" in done.stderr
     assert list((tmp_path / "inductor").iterdir())
     assert [row.times.keys() for row in BenchmarkReport.read(file).rows] == [{COPY, OURS, "compile"}]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kernel_builder.config.project_files import read_project
-from tests.support.cli import invoke
+from tests.support.cli import expect, invoke
 from tests.support.places import CPU, PROJECTS, ROOT, SOURCES
 from tests.support.torch_process import run_with_torch
 
@@ -64,8 +64,7 @@ def test_the_example_is_copied_built_and_tested(tmp_path: Path) -> None:
         ["init", "--from", str(ROOT / "examples" / "softmax"), str(project)],
         ["build", str(project), "--variant", CPU],
     ):
-        done = invoke(*arguments)
-        assert done.exit_code == 0, done.output
+        expect(0, "", *arguments)
     assert not [path for path in project.rglob("*") if path.is_symlink()]
     tested = run_with_torch("import pytest, sys; sys.exit(pytest.main(['-q', *sys.argv[1:]]))", project / "tests")
     assert tested.returncode == 0, tested.stdout

@@ -29,7 +29,7 @@ from kernel_sandbox.confine import BUBBLEWRAP, LANDLOCK, landlock_version
 from kernel_sandbox.sandbox import readable, strongest, wrapped
 from tests.integration.build_command.conftest import working_in
 from tests.integration.steps.test_ninja import planned
-from tests.support.cli import invoke
+from tests.support.cli import expect
 from tests.support.files import write_files, write_program
 from tests.support.inside_attacks import MEMORY, OWN_FILE, SECRETS
 from tests.support.outside import Outside
@@ -165,9 +165,7 @@ def test_a_build_tells_its_sandbox_and_its_packages_do_not(
     for mode in ("off", "auto"):
         out = project.parent / mode
         command = ["build", str(project), "--variant", "torch-cpu", "--sandbox", mode, "--out", str(out), "--json"]
-        done = invoke(*command)
-        assert done.exit_code == 0, done.stderr
-        (package,) = json.loads(done.stdout)["packages"]
+        (package,) = json.loads(expect(0, "", *command).stdout)["packages"]
         assert (package["sandbox"] is None) == (mode == "off" or chosen("auto", None).kind is None)
         made[mode] = hash_tree(out / "torch-cpu").value
     assert made["off"] == made["auto"]

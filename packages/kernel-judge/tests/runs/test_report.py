@@ -18,7 +18,8 @@ from kernel_judge.search.run_log import LOG
 from kernel_judge.search.run_report import make_report, pass_at_k, speedup_at_k
 from kernel_judge.search.tries import tries_of
 from kernel_judge.search.workspace import Workspace
-from tests.support.cli import invoke
+from tests.support.cli import expect, invoke
+from tests.support.files import replace, write_files
 
 SPEEDS = [1.0, 1.0, 1.3, 2.5, 1.3, 4.0, 1.1]
 
@@ -113,14 +114,11 @@ def test_the_best_does_not_depend_on_the_order() -> None:
 
 
 def test_the_command_prints_a_table_and_each_try_or_json(runs: list[Path]) -> None:
-    log = runs[0] / LOG
     wrong = "it raised RuntimeError: Error building extension\\n[1/2] c++ ...\\nkernel.cpp:7:1: error: expected ;\\n"
-    log.write_text(log.read_text().replace('"reason": "it is"', f'"reason": "{wrong}"'))
+    replace(runs[0] / LOG, '"reason": "it is"', f'"reason": "{wrong}"')
     code = Workspace(runs[0], 4, 2).frozen
-    code.parent.mkdir(parents=True)
-    code.touch()
-    shown = invoke("report", *runs)
-    assert shown.exit_code == 0, shown.output
+    write_files(code.parent, [code.name])
+    shown = expect(0, "", "report", *runs)
     lines = shown.output.splitlines()
     assert lines[0].split()[:5] == ["tasks", "attempts", "pass@1", "pass@2", "pass@4"]
     assert lines[1].split()[:3] == ["all", "2", "8"]
@@ -143,11 +141,10 @@ def test_the_page_of_a_search_has_its_code_and_no_private_data(runs: list[Path],
     log, workspace = runs[0] / LOG, Workspace(runs[0], 4, 2)
     text = log.read_text().replace('"agent-0"', '"./my-agent --key hf_secret"')
     log.write_text(text.replace('"agent-1"', '"/bin/my-agent hf_secret"'))
-    workspace.frozen.parent.mkdir(parents=True)
-    workspace.frozen.write_text("class ModelNew: the_code = 1\n")
+    write_files(workspace.frozen.parent, {workspace.frozen.name: "class ModelNew: the_code = 1\n"})
     workspace.log.write_text("x" * 30_000 + "the end of the log")
     command = ["report", runs[0], "--out", tmp_path / "site"]
-    assert invoke(*command).exit_code == 0
+    expect(0, "", *command)
     page = (tmp_path / "site" / "index.html").read_text()
     assert "rank 1: attempt 4, try 2, my-agent 2" in page and "the_code = 1" in page and "the end of the log" in page
     shown = invoke(*command[:2]).output + invoke(*command[:2], "--json").output
@@ -155,14 +152,11 @@ def test_the_page_of_a_search_has_its_code_and_no_private_data(runs: list[Path],
     (tmp_path / "secret").write_text("hf_secret")
     workspace.log.unlink()
     workspace.log.symlink_to(tmp_path / "secret")
-    refused = invoke(*command)
-    assert refused.exit_code == 2 and "agent.log: cannot be read" in refused.output
+    expect(2, "agent.log: cannot be read", *command)
 
 
 def test_a_directory_without_a_search_is_refused(tmp_path: Path) -> None:
-    done = invoke("report", tmp_path)
-    assert done.exit_code == 2
-    assert "there is no log.jsonl" in done.stderr and "hint: " in done.stderr
+    assert "hint: " in expect(2, "there is no log.jsonl", "report", tmp_path).stderr
 
 
 def test_a_report_needs_a_finished_attempt(tmp_path: Path) -> None:

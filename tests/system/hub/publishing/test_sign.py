@@ -18,7 +18,7 @@ from kernel_format.errors import CheckError, PackageError, VerificationError
 from kernel_format.signatures import key_bundle, read_private_key
 from kernel_format.tree_digest import SIGNATURE
 from tests.support.builder_process import run_builder
-from tests.support.cli import invoke
+from tests.support.cli import expect
 from tests.support.files import append
 from tests.support.places import SOURCES
 from tests.support.running_hub import RunningHub
@@ -70,9 +70,8 @@ def test_signatures_of_other_workflows_or_other_metadata_are_rejected(
 ) -> None:
     packages = sorted((doubling / "build").iterdir())
     build_for(doubling, REPO)
-    environment = {"SIGSTORE_ID_TOKEN": sigstore_instance.token(*OURS)}
-    signed = invoke("sign", doubling, env=environment)
-    assert signed.exit_code == 0 and signed.output.count("signed ") == 2, signed.output
+    signed = expect(0, "", "sign", doubling, env={"SIGSTORE_ID_TOKEN": sigstore_instance.token(*OURS)})
+    assert signed.output.count("signed ") == 2, signed.output
     signature = (packages[1] / "metadata.json.sigstore").read_bytes()
     put(hub, doubling, REPO)
     assert not verify(REPO, endpoint=hub.url).ok  # the client does not trust this workflow
@@ -119,9 +118,7 @@ OPENSSL = ("openssl", "genpkey", "-algorithm", "ed25519")
 
 
 def signed_by(project: Path, key: Path, given: str | None = None) -> str:
-    done = invoke("sign", project, "--key", key, input=given)
-    assert done.exit_code == 0, done.output
-    return done.output
+    return expect(0, "", "sign", project, "--key", key, input=given).output
 
 
 def test_a_users_key_signs_without_a_network(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:
@@ -222,9 +219,7 @@ def test_invalid_keys_are_reported(doubling: Path, tmp_path: Path) -> None:
         (rsa, None, "expected a key of Ed25519"),
         (Path(f"{locked}.pub"), None, "the private key cannot be read"),
     ):
-        done = invoke("sign", doubling, "--key", key, input=given)
-        assert done.exit_code == 10 and message in done.output, done.output
+        expect(10, message, "sign", doubling, "--key", key, input=given)
     assert not list(doubling.rglob("*.sigstore"))
     for signer, message in ((locked, "is a private key"), (tmp_path / "none", "nor a file with a public key")):
-        done = invoke("verify", REPO, "--signer", signer)
-        assert done.exit_code == 10 and message in done.output, done.output
+        expect(10, message, "verify", REPO, "--signer", signer)
