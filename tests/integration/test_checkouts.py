@@ -333,7 +333,7 @@ def test_files_of_a_repository_in_an_ignored_directory_are_in_no_package(tmp_pat
 
 @pytest.mark.parametrize(
     ("text", "status", "message"),
-    [("-----BEGIN PRIVATE KEY-----", 2, "key.json: is a private key"), (None, 6, "is gone")],
+    [("-----BEGIN PRIVATE KEY-----", 2, "key.json: is a private key"), (None, 6, "key.json is gone")],
 )
 def test_no_private_key_and_no_removed_file_is_published_from_a_package(
     tmp_path: Path, text: str | None, status: int, message: str
