@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,11 +30,10 @@ def asking_for(*packages: Path) -> str:
     return json.dumps({str(package): asked_for(package.name) for package in packages})
 
 
-@pytest.fixture(scope="module")
-def load() -> Iterator[Load]:
-    """Return a function that checks a package. One process imports Torch for all of them, as for those of a command."""
-    with ProbeProcess() as probe:
-        yield lambda package: next(run_all([package], only=["load"], probe=probe))
+@pytest.fixture
+def load(probe: ProbeProcess) -> Load:
+    """Return a function that checks a package in the process that imports Torch for all tests."""
+    return lambda package: next(run_all([package], only=["load"], probe=probe))
 
 
 @pytest.mark.parametrize(
@@ -79,16 +78,13 @@ def loading(build: Path, variant: str, statement: str) -> Path:
     return assemble(build, variant, None, files)
 
 
-def test_one_process_imports_torch_for_all_projects_of_a_command(tmp_path: Path) -> None:
+def test_one_process_imports_torch_for_all_projects_of_a_command(load: Load, tmp_path: Path) -> None:
     """Each package still has a process, a directory and an empty standard input of its own."""
     seen = "os.getppid(), os.getpid(), os.getcwd(), sys.stdin.read()"
-    with ProbeProcess() as probe:
-        for name in ("one", "two"):
-            package = loading(
-                tmp_path / name, "torch-cpu", f"Path({str(tmp_path / f'{name}.txt')!r}).write_text(str(({seen})))"
-            )
-            (report,) = run_all([package], only=["load"], probe=probe)
-            assert report.passed == ("load",), report
+    for name in ("one", "two"):
+        statement = f"Path({str(tmp_path / f'{name}.txt')!r}).write_text(str(({seen})))"
+        report = load(loading(tmp_path / name, "torch-cpu", statement))
+        assert report.passed == ("load",), report
     first, second = (ast.literal_eval((tmp_path / f"{name}.txt").read_text()) for name in ("one", "two"))
     assert first[0] == second[0]
     assert first[1] != second[1]
@@ -101,18 +97,17 @@ def test_one_process_imports_torch_for_all_projects_of_a_command(tmp_path: Path)
     [("SIGKILL", 120, "the process was killed by SIGKILL"), ("SIGSTOP", 1, "no answer after 1 s")],
 )
 def test_a_process_that_is_killed_or_hangs_is_replaced(
-    tmp_path: Path, signal_name: str, seconds: float, message: str
+    probe: ProbeProcess, load: Load, tmp_path: Path, signal_name: str, seconds: float, message: str
 ) -> None:
     """A package can stop the process that all packages of a project share, and not that of the next project."""
     bad = loading(tmp_path / "bad", "torch-cpu", f"os.kill(os.getppid(), signal.{signal_name})")
     good = loading(tmp_path / "good", "torch-cpu", "")
-    with ProbeProcess("/bin/false") as probe:
-        assert probe.ask(*NOTHING)(60) == ("failed", "the process ended with status 1")
-    with ProbeProcess() as probe:
-        probe.ask(*NOTHING)(60)
-        assert message in str(probe.ask("60", "{}", asking_for(bad))(seconds))
-        (report,) = run_all([good], only=["load"], probe=probe)
-        assert report.passed == ("load",), report
+    with ProbeProcess("/bin/false") as failing:
+        assert failing.ask(*NOTHING)(60) == ("failed", "the process ended with status 1")
+    probe.ask(*NOTHING)(60)
+    assert message in str(probe.ask("60", "{}", asking_for(bad))(seconds))
+    report = load(good)
+    assert report.passed == ("load",), report
 
 
 @pytest.mark.attack
@@ -124,24 +119,23 @@ def test_a_process_that_is_killed_or_hangs_is_replaced(
         "Path('result.json').write_text('{\"outcome\": 1}')\nos._exit(0)",
     ],
 )
-def test_a_forged_answer_fails_its_own_project(statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forged_answer_fails_its_own_project(
+    probe: ProbeProcess, load: Load, statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("kernel_builder.checks.load.SECONDS", 5)
     bad = loading(tmp_path / "bad", "torch-cpu", f"{SOURCES['forged_answers']}\n{statement}")
     good = loading(tmp_path / "good", "torch-cpu", "")
-    with ProbeProcess() as probe:
-        probe.ask(*NOTHING)(60)
-        (report,) = run_all([bad], only=["load"], probe=probe)
-        monkeypatch.undo()
-        (finding,) = report.findings
-        assert re.search("answers in another form|no answer after", finding.message) and len(finding.message) < 5000
-        (report,) = run_all([good], only=["load"], probe=probe)
-        assert report.passed == ("load",), report
+    probe.ask(*NOTHING)(60)
+    (finding,) = load(bad).findings
+    monkeypatch.undo()
+    assert re.search("answers in another form|no answer after", finding.message) and len(finding.message) < 5000
+    report = load(good)
+    assert report.passed == ("load",), report
 
 
-def test_a_package_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_hangs_is_given_up(probe: ProbeProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hanging, good = loading(tmp_path, "torch-cpu", "time.sleep(60)"), loading(tmp_path, "torch-cuda", "")
-    with ProbeProcess() as probe:
-        answers = probe.ask("3", "{}", asking_for(hanging, good))(60)
+    answers = probe.ask("3", "{}", asking_for(hanging, good))(60)
     assert answers[str(hanging)] == {"outcome": "failed", "text": "no answer after 3 s"}
     assert answers[str(good)]["outcome"] in ("loaded", "skipped")
     monkeypatch.setattr("kernel_builder.checks.load.SECONDS", 1)
