@@ -9,7 +9,7 @@ from torch.fx import Interpreter, Node
 
 from .editing import Editor, fits, is_part
 from .kernel_set import adaln, rmsnorm, rope3d
-from .matching import adds_dimensions, argument, changes, dtype_of, is_tensor, operation, shape_of, value
+from .matching import adds_dimensions, argument, changes, dtype_of, is_tensor, operation, shape_of, value, walk
 
 _LONGEST = 1000  # operations that make a mask
 _ATTENTION = "scaled_dot_product_attention"
@@ -94,15 +94,12 @@ def _call_with(node: Node, **changed: Any) -> None:
 
 def _constant(editor: Editor, node: Node) -> Any:
     """Return the value of a node that depends on constants alone, which nothing writes; None for any other node."""
-    order: dict[Node, None] = {}
-    pending = [node]
-    while pending:
-        part = pending.pop()
+    order: list[Node] = []
+    for part in walk([node], lambda part: part.all_input_nodes):
         is_call = part.op in ("call_function", "call_method") and not changes(part)
         if not is_call or RANDOM.search(operation(part)) or len(order) > _LONGEST or editor.is_written(part):
             return None
-        order[part] = None
-        pending += [operand for operand in part.all_input_nodes if operand not in order]
+        order.append(part)
     interpreter = Interpreter(editor.module)
     for part in sorted(order):
         interpreter.env[part] = interpreter.run_node(part)

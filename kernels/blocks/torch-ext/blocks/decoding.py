@@ -10,11 +10,12 @@ from torch.fx import GraphModule, Node
 from .attention import unrepeated
 from .editing import Editor, fits, is_alike, is_part, origin
 from .kernel_set import DEVICE, decode, geglu, rmsnorm, rope3d
-from .matching import argument, dtype_of, is_tensor, operation, shape_of, value
+from .matching import argument, dtype_of, is_tensor, operation, shape_of, value, walk
 
 _ROWS = 8  # that the kernels of decode take
 _ELEMENTS = 256  # of a head, at most
 _ROTATED_ELEMENTS = (64, 128, 256)  # of a head that attention rotates itself
+_REPEATS = ("getitem", "expand", "reshape")  # operations that repeat keys and values for the heads of a query
 _NORMED_ELEMENTS = 4608  # of the input of products: norms of more in each block take longer than one of their own
 
 
@@ -145,13 +146,8 @@ def _write_to(memory: Any, attention: Node) -> Optional[Node]:
     if not isinstance(memory, Node) or memory.op != "get_attr" or not fits(memory):
         return None
     writes = [user for user in memory.users if operation(user) == "index_copy_" and user.args[:2] == (memory, 2)]
-    readers: set[Node] = set()
-    pending = [user for user in memory.users if user not in writes]
-    while pending:
-        user = pending.pop()
-        is_repeat = operation(user) in ("getitem", "expand", "reshape")
-        readers.update(() if is_repeat else (user,))
-        pending += user.users if is_repeat else ()
+    read = walk({*memory.users} - {*writes}, lambda user: user.users if operation(user) in _REPEATS else ())
+    readers = {user for user in read if operation(user) not in _REPEATS}
     return writes[0] if len(writes) == 1 and writes[0] < attention and readers == {attention} else None
 
 

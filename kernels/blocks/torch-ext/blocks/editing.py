@@ -1,7 +1,7 @@
 """Changes to an FX graph of Dynamo's that keep the order of its effects."""
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Optional
 
 import torch
@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from .kernel_set import DEVICE, DTYPES
-from .matching import CHANGES, argument, changes, dtype_of, is_tensor, operation, shape_of, value
+from .matching import CHANGES, argument, changes, dtype_of, is_tensor, operation, shape_of, value, walk
 
 
 class Editor:
@@ -123,19 +123,19 @@ class Editor:
         With `in_rows`, the value or a view of it as a kernel returns it, contiguous, also whether the layout matters:
         then a write to `x.flatten()` is one to `x`, and results have the layouts of their operands, but for products.
         """
-        is_laid_out, values = in_rows is not None, {node}
-        pending = [] if (in_rows.is_contiguous() if in_rows is not None else not self._changing) else [node]
-        while pending:
-            part = pending.pop()
+        is_laid_out = in_rows is not None
+
+        def follow(part: Node) -> Iterator[Node]:
+            return (u for u in part.users if (operation(u) != "linear" if is_laid_out else shares_memory(u, part)))
+
+        is_safe = in_rows.is_contiguous() if in_rows is not None else not self._changing
+        for part in walk(() if is_safe else (node,), follow):
             if any(_writes_to(user, part) and not (is_laid_out and _fills(user)) for user in part.users):
                 return True
             readers = {operation(user) or user.op for user in part.users}
             is_returned = "output" in readers and is_tensor(part) and not value(part).is_contiguous()
             if is_laid_out and operation(part) not in _PACKED and (is_returned or _LAID_OUT & readers):
                 return True
-            follows = (u for u in part.users if (operation(u) != "linear" if is_laid_out else shares_memory(u, part)))
-            pending += (new := {*follows} - values)
-            values |= new
         return False
 
     def straighten_sums(self) -> None:
@@ -165,15 +165,9 @@ def _result_of(node: Node) -> Any:
 
 def _sums_from(node: Node) -> set[Node]:
     """Return a sum and those that are computed from it; none if their values have other users than norms."""
-    sums, pending = {node}, [node]
-    while pending:
-        for user in pending.pop().users:
-            if operation(user) == "add" and fits(user) and user not in sums:
-                sums.add(user)
-                pending.append(user)
-            elif operation(user) not in ("add", "layer_norm", "rms_norm"):
-                return set()
-    return sums
+    sums = {*walk([node], lambda part: [user for user in part.users if operation(user) == "add" and fits(user)])}
+    readers = {operation(user) for part in sums for user in part.users}
+    return sums if readers <= {"add", "layer_norm", "rms_norm"} else set()
 
 
 def _returns_its_argument(node: Node) -> bool:
@@ -182,8 +176,7 @@ def _returns_its_argument(node: Node) -> bool:
         return not {"copy", "memory_format"} & {*node.kwargs} and True not in node.args  # which make a new tensor
     index: Any = node.args[1] if name == "getitem" and is_tensor(node.args[0]) else ()
     if isinstance(index, tuple) and len(index) == 2 and index[0] is Ellipsis and type(index[1]) is slice:
-        size, full = shape_of(node)[-1], shape_of(node.args[0])[-1]
-        return type(size) is type(full) is int and size == full  # a comparison would bind a symbolic size
+        return shape_of(node)[-1] == shape_of(node.args[0])[-1]
     return name == "dropout" and bool(node.args) and argument(node, 2, "training", True) is False
 
 

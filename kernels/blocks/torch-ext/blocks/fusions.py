@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from .attention import RANDOM, drop_causal_mask, group_heads, normalize_tokens_first
 from .editing import Editor, broadcasts, fits, is_alike
 from .kernel_set import DEVICE, adaln, geglu, loss, rmsnorm, rope3d
-from .matching import Match, Pattern, argument, dtype_of, matches, operation, shape_of, value
+from .matching import Match, Pattern, argument, dtype_of, matches, operation, shape_of, value, walk
 from .patterns import ACTIVATED, GATED, MODULATED, NORM
 from .rotations import rotate, rotate_together
 from .training import GATES, gated_linear, join_loss, recompute_gate
@@ -178,17 +178,11 @@ def _sum_and_norm(node: Node, x: Node, branch: Node, gate: Any = None, sum_round
 
 def _made_after(place: Node, args: Iterable[Any]) -> Optional[set[Node]]:
     """Return the nodes that make operands after `place`; None if they depend on its result, are random, or many."""
-    late: set[Node] = set()
-    pending = [arg for arg in args if isinstance(arg, Node)]
-    while pending:
-        node = pending.pop()
-        is_late = node > place
-        if node is place or len(late) > 16 or (is_late and RANDOM.search(operation(node))):
-            return None
-        if is_late and node not in late:
-            late.add(node)
-            pending += node.all_input_nodes
-    return late
+    operands = (arg for arg in args if isinstance(arg, Node))
+    made = {*walk(operands, lambda node: node.all_input_nodes if node > place else ())}
+    late = {node for node in made if node > place}
+    is_bound = place in made or len(late) > 16 or any(RANDOM.search(operation(node)) for node in late)
+    return None if is_bound else late
 
 
 def _activated(editor: Editor, node: Node, found: Match, name: str) -> Any:
@@ -207,13 +201,12 @@ def _join_gelu(editor: Editor, node: Node) -> None:
     projection = node.args[0]
     if operation(projection) != "linear" or len(projection.args) != 3 or len(projection.users) > 1:
         return
-    x, weight, bias = projection.args
-    parts = (projection, *projection.args)
-    if not all(fits(part, torch.float16, torch.bfloat16) and dtype_of(part) == dtype_of(x) for part in parts):
+    dtype, parts = dtype_of(projection), (projection, *projection.args)
+    if not all(fits(part, torch.float16, torch.bfloat16) and dtype_of(part) == dtype for part in parts):
         return
     needs_gradient = torch.is_grad_enabled() and any(value(part).requires_grad for part in projection.args)
-    if not needs_gradient and value(x).dim() > 1 and editor.may_join([projection], node):
-        editor.replace_by_call(node, linear_gelu, (x, weight, bias))
+    if not needs_gradient and value(projection).dim() > 1 and editor.may_join([projection], node):
+        editor.replace_by_call(node, linear_gelu, projection.args)
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

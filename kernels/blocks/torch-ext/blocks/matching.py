@@ -6,7 +6,7 @@ matches a norm, and binds `x` and `eps`. `wide(x)` is x in float32, `narrow(y)` 
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional, cast
 
@@ -44,7 +44,19 @@ def dtype_of(node: Any) -> Optional[torch.dtype]:
 
 
 def shape_of(node: Any) -> tuple[Any, ...]:
-    return tuple(value(node).shape)
+    """Return the sizes of a value, symbolic ones as expressions: comparing them adds no guard to the graph."""
+    sizes = [size.node if isinstance(size, torch.SymInt) else size for size in value(node).shape]
+    return tuple(size if isinstance(size, int) else size.maybe_as_int() or size.expr for size in sizes)
+
+
+def walk(nodes: Iterable[Any], follow: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
+    """Yield nodes, and those that `follow` returns for each of them, once."""
+    pending, seen = [*nodes], set()
+    while pending:
+        if (node := pending.pop()) not in seen:
+            seen.add(node)
+            yield node
+            pending += follow(node)
 
 
 def argument(node: Node, index: int, name: str, default: Any = None) -> Any:

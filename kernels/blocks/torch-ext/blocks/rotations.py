@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 
 from .editing import Editor, fits, is_part, is_view, origin, shares_memory
 from .kernel_set import rmsnorm, rope3d
-from .matching import WIDE, dtype_of, is_tensor, operation, shape_of, unwidened, value
+from .matching import WIDE, dtype_of, is_tensor, operation, shape_of, unwidened, value, walk
 
 _SHAPES = {"view", "reshape", "flatten", "unflatten"}
 _PARTS = {"getitem", "unbind", "chunk", "split", "cast", "contiguous", "clone", "view_as_complex"}
@@ -131,27 +131,20 @@ def rotation_in(editor: Editor, node: Node) -> Optional[Rotation]:
 
 def _products_in(root: Node) -> list[Node]:
     """Return the products that a value is joined of by a few sums and rearrangements."""
-    products: list[Node] = []
-    pending: list[Any] = [root]
-    steps = 0
-    while pending and steps < _STEPS:
-        part, steps = pending.pop(), steps + 1
+
+    def follow(part: Any) -> list[Any]:
         name = operation(part)
-        if name == "mul":
-            products.append(part)
-        elif name == "empty_like":
-            pending += [store.args[2] for store in assignments_to(part)]
-        elif name in _JOINTS or is_view(part) or (name == "cast" and dtype_of(part.args[0]) in WIDE):
-            pending += part.all_input_nodes
-    return products
+        if name == "empty_like":
+            return [store.args[2] for store in assignments_to(part)]
+        is_joint = name in _JOINTS or is_view(part) or (name == "cast" and dtype_of(part.args[0]) in WIDE)
+        return part.all_input_nodes if is_joint else []
+
+    return [part for part in itertools.islice(walk([root], follow), _STEPS) if operation(part) == "mul"]
 
 
 def _whole(part: Any, shape: tuple[Any, ...]) -> Optional[Node]:
     """Return the value of a shape that another is a rearranged part of."""
-    # A comparison of sizes in different places would bind a symbolic one: ranks come first.
-    while isinstance(part, Node) and not (
-        is_tensor(part) and value(part).dim() == len(shape) and shape_of(part) == shape
-    ):
+    while isinstance(part, Node) and not (is_tensor(part) and shape_of(part) == shape):
         follows = is_view(part) or operation(part) in _PARTS
         part = part.args[0] if follows and part.args else None
     return None if part is None else unwidened(part)
@@ -185,9 +178,7 @@ def assignments_to(node: Node) -> list[Node]:
 
 def rotate(editor: Editor, node: Node) -> None:
     """Replace a rotation of one value."""
-    if not fits(node) or value(node).dim() not in (3, 4):
-        return
-    rotation = rotation_in(editor, node)
+    rotation = rotation_in(editor, node) if fits(node) and value(node).dim() in (3, 4) else None
     if rotation is None or not fits(rotation.x, dtype_of(node)) or shape_of(rotation.x) != shape_of(node):
         return
     x = rotation.x
@@ -310,15 +301,9 @@ def _is_same_view(table: Node, other: Node) -> bool:
 
 def _views_after(first: Node, place: Node) -> Optional[list[Node]]:
     """Return the views of a rotation's result that are made before `place`; None if anything else reads it there."""
-    views, pending = [], list(first.users)
-    while pending:
-        node = pending.pop()
-        if node < place:
-            if operation(node) != "getitem" and not is_view(node):
-                return None
-            views.append(node)
-            pending += node.users
-    return views
+    read = walk(first.users, lambda node: node.users if node < place else ())
+    views = [node for node in read if node < place]
+    return views if all(operation(node) == "getitem" or is_view(node) for node in views) else None
 
 
 def _normalize(editor: Editor, node: Node) -> None:
