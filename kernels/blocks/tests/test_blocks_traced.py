@@ -166,15 +166,39 @@ def test_gradients_of_parts_that_are_also_made_without_gradients(blocks, part, m
     torch.testing.assert_close(torch.autograd.grad(model(x).sum(), x)[0], expected)
 
 
-@pytest.mark.parametrize("name", ["llama", "olmo2"])  # Olmo 2 normalizes q and k before it splits them into heads
+# Olmo 2 normalizes q and k before it splits them into heads.
+@pytest.mark.parametrize(("name", "scope"), [("llama", "model"), ("olmo2", "model"), ("llama", "blocks")])
 @torch.no_grad()
-def test_forty_lengths_need_two_graphs(blocks, fusions, name):
+def test_forty_lengths_need_two_graphs(blocks, fusions, name, scope):
     model = lively(name, num_hidden_layers=1)
     expected = [model(torch.arange(3, 3 + n)[None], use_cache=False).logits for n in range(2, 42)]
-    traced(blocks, model)
+    blocks.accelerate(model, scope=scope)
     for n, own in zip(range(2, 42), expected):
         assert error(model(torch.arange(3, 3 + n)[None], use_cache=False).logits, own) < 1e-5
     assert fusions.call_count == 2
+
+
+GROWING = {
+    "steps": ({}, [2, 1, 0]),
+    "candidates of the prompt": ({"prompt_lookup_num_tokens": 3}, [3, 1, 0]),
+    "candidates of an assistant": ({"assistant_model": lively(seed=3, num_hidden_layers=1)}, [3, 1, 0]),
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+@torch.no_grad()
+def test_a_growing_cache_needs_a_graph_for_each_kind_of_call(blocks, fusions, name):
+    """That is the prompt, a token, and candidates, whose rejection crops the cache. A second prompt has symbols."""
+    options, expected = GROWING[name]
+    model, counts = lively(num_hidden_layers=1), []
+    prompts = [torch.randint(3, 60, (1, length)) for length in (50, 60, 72)]
+    tokens = [model.generate(prompt, max_new_tokens=16, min_new_tokens=16, **options) for prompt in prompts]
+    traced(blocks, model)
+    for prompt, own in zip(prompts, tokens):
+        before = fusions.call_count
+        assert torch.equal(model.generate(prompt, max_new_tokens=16, min_new_tokens=16, **options), own)
+        counts.append(fusions.call_count - before)
+    assert counts == expected
 
 
 @torch.no_grad()
@@ -499,6 +523,26 @@ def test_values_and_gradients_are_those_of_the_model(blocks, forward):
     actual = model(x)
     torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(torch.autograd.grad(actual.square().sum(), x), gradient)
+
+
+@pytest.mark.parametrize("function", [lambda x: x + "s", lambda x: x.view(5), lambda x: F.linear(x, x.mT)])
+def test_errors_are_those_of_the_model(blocks, function):
+    """Not those of the fake tensors that Torch traces."""
+    errors, model = [], Calls(lambda x: F.silu(function(x)) * x)
+    for _ in range(2):
+        with pytest.raises((TypeError, RuntimeError)) as raised:
+            model(torch.ones(2, 6))
+        errors.append((raised.type, str(raised.value)))
+        traced(blocks, model)
+    assert errors[0] == errors[1]
+
+
+def test_nothing_runs_twice_for_an_error(blocks):
+    model, x = Calls(lambda x: (x.add_(1), torch._dynamo.graph_break(), x.view(5))), torch.zeros(2, 6)
+    traced(blocks, model)
+    with pytest.raises(RuntimeError, match="invalid for input of size 12"):
+        model(x)
+    assert x.max() == 1
 
 
 @pytest.mark.parametrize("view", [lambda x: x[..., :3], lambda x: x[0], lambda x: x.view(6)])

@@ -105,6 +105,23 @@ def test_only_losses_that_the_kernel_computes_are_replaced(blocks, kind, dtype):
     assert max(map(error, (actual, *torch.autograd.grad(actual, list(model.parameters()))), (expected, *grads))) < bound
 
 
+class Accuracy(Head):
+    """A head that also returns the chosen tokens, behind a graph break."""
+
+    def forward(self, x, target):
+        rows = self.linear(self.norm(x)).flatten(0, 1)
+        loss = F.cross_entropy(rows, target.flatten())
+        torch._dynamo.graph_break()
+        return loss, rows.argmax(-1)
+
+
+def test_logits_that_the_rest_of_a_forward_reads_stay(blocks):
+    model, inputs = Accuracy("used", torch.float32), (torch.randn(2, 6, 16), torch.randint(40, (2, 6)))
+    expected, report = model(*inputs), blocks.accelerate(model, logits=False)
+    torch.testing.assert_close(model(*inputs), expected)
+    assert ("Accuracy", DOES) in report.replaced
+
+
 class Gated(nn.Module):
     def __init__(self, bias, joined):
         super().__init__()

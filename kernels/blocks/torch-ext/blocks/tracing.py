@@ -18,6 +18,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 from torch._dynamo import config as dynamo_config
+from torch._dynamo.exc import TorchRuntimeError
 from torch._dynamo.utils import counters
 from torch.compiler import is_compiling
 from torch.fx import GraphModule
@@ -33,6 +34,8 @@ _NUMBERED = 'blocks have numbers in a cache, by which Torch traces each apart: s
 _PAGED = "generate_batch: its cache breaks each trace at every layer"
 # A whole model's first call takes 0.2 to 0.3 s a block. In models of so many blocks the GPU limits calls, not the host.
 _MANY = 40
+# Sizes of a growing cache, which the first trace has as symbols: they differ in each call.
+_GROWING = r"L\['kwargs'\].*\.(keys|values|cumulative_length)$,L\['kwargs'\]\['logits_to_keep'\]"
 _numbers = itertools.count()
 _codes: "weakref.WeakKeyDictionary[type, CodeType]" = weakref.WeakKeyDictionary()
 # The modules of a model that run by graphs. No value may refer to the model.
@@ -109,9 +112,16 @@ def _compiled(modules: Sequence[nn.Module], backend: "_Backend") -> Callable[...
         if backend.is_block:
             args, kwargs = tuple(map(_unsliced, args)), {name: _unsliced(value) for name, value in kwargs.items()}
         hooks = dynamo_config.patch(skip_nnmodule_hook_guards=False)  # they may be added after the trace
-        has_run, own.has_run = own.has_run, True
-        with hooks, nullcontext() if has_run else _first_call():
-            return compiled(module, *args, **kwargs)
+        grows = any([*map(_grows, kwargs.values())])
+        sizes = torch.compiler.config.patch(dynamic_sources=_GROWING) if grows else nullcontext()  # type: ignore[attr-defined]
+        has_run, own.has_run, runs = own.has_run, True, backend.runs
+        try:
+            with hooks, sizes, nullcontext() if has_run else _first_call():
+                return compiled(module, *args, **kwargs)
+        except TorchRuntimeError:  # of fake tensors, in a trace: the model itself raises the error of real ones
+            if backend.runs != runs:
+                raise
+        return module._call_impl(*args, **kwargs)
 
     call.__code__ = _codes.setdefault(backend.cls, call.__code__.replace(co_name=name))
     return call
@@ -122,6 +132,16 @@ def _unsliced(value: Any) -> Any:
     if type(value) is Tensor and value.layout is torch.strided and value.dim() > 1 and value.size(0) == 1:
         return value if value.stride(0) == value.size(1) * value.stride(1) else value[0][None]
     return value
+
+
+def _grows(value: Any) -> bool:
+    """Return whether a value is a cache that grows. Cropped tensors of it are copied: Torch would trace them apart."""
+    grows = not getattr(value, "is_compileable", True)  # the protocol of transformers' caches: their tensors stay
+    for layer, name in itertools.product(getattr(value, "layers", ()) if grows else (), ("keys", "values")):
+        tensor = getattr(layer, name, None)
+        if isinstance(tensor, Tensor) and not (getattr(layer, "is_sliding", True) or tensor.is_contiguous()):
+            setattr(layer, name, tensor.contiguous())
+    return grows
 
 
 @contextmanager
@@ -156,6 +176,7 @@ class _Backend:
     def __init__(self, cls: type, report: Report, returns_logits: bool, is_block: bool) -> None:
         self.cls, self.report, self.is_block, self._returns_logits = cls, report, is_block, returns_logits
         self._breaks = Counter(counters["graph_break"])
+        self.runs = 0  # of all graphs
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         breaks = Counter(counters["graph_break"])
@@ -164,10 +185,13 @@ class _Backend:
         self._breaks = breaks
         graph = copy.deepcopy(module.graph)
         own = cache(lambda: GraphModule(module, graph))  # few calls need it, and its code takes time
+        # The rest of the forward may read them.
+        returns_logits = self._returns_logits or vars(module)["compile_subgraph_reason"].graph_break
         for part in (part for part in module.modules() if isinstance(part, GraphModule)):  # also bodies of checkpoints
-            self.report.add(part.graph, fuse(part, self._returns_logits), self.cls, owner=str(id(self)))
+            self.report.add(part.graph, fuse(part, returns_logits), self.cls, owner=str(id(self)))
 
         def run(*args: Any) -> Any:
+            self.runs += 1
             # The kernels have no forward mode, and their formulas for transforms are the model's own operations.
             return (own() if is_forward_mode() or is_transformed() else module).forward(*args)
 
