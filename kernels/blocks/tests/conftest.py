@@ -63,11 +63,17 @@ def owner():
 
 
 @pytest.fixture(scope="session")
-def blocks(owner):
-    """The package as built, with the kernels as built in this checkout, or as LOCAL_KERNELS has them."""
+def local_kernels(owner):
+    """The kernels as built in this checkout, or as LOCAL_KERNELS has them."""
     paths = [f"{owner}/{name}={PROJECT.parent / name}" for name in DEPENDENCIES]
+    return os.pathsep.join([*paths, *filter(None, [os.environ.get("LOCAL_KERNELS")])])
+
+
+@pytest.fixture(scope="session")
+def blocks(local_kernels):
+    """The package as built, with these kernels."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LOCAL_KERNELS", os.pathsep.join([*paths, *filter(None, [os.environ.get("LOCAL_KERNELS")])]))
+        patch.setenv("LOCAL_KERNELS", local_kernels)
         return get_local_kernel(PROJECT)
 
 

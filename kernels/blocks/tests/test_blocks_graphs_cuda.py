@@ -204,6 +204,15 @@ def test_generate(blocks, name, device):
     assert torch.equal(generate_on_gpu(model), expected[0])
 
 
+@TWO_GPUS
+def test_traced_on_another_device_than_the_current_one(blocks):
+    model = model_of("llama").to("cuda:1", torch.bfloat16)
+    inputs = {"input_ids": torch.randint(61, (2, 16), device="cuda:1"), "use_cache": False}
+    expected = model(**inputs).logits
+    report = blocks.accelerate(model)
+    assert is_same(model(**inputs).logits, expected) and report.replaced and torch.cuda.current_device() == 0
+
+
 def test_generate_with_candidates(blocks):
     """Sampling among the best tokens of a large vocabulary gives the same tokens for the same seed.
 

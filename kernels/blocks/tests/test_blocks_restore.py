@@ -109,8 +109,10 @@ def test_saved_whole_model(blocks, tmp_path):
     model, inputs = ltx(layers=1)
     expected = run(model, inputs)
     blocks.accelerate(model)
+    assert error(run(model, inputs), expected) < ROUNDING
     torch.save(model, tmp_path / "model.pt")
-    assert torch.equal(run(torch.load(tmp_path / "model.pt", weights_only=False), inputs), expected)
+    for other in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
+        assert torch.equal(run(other, inputs), expected)
     model.save_pretrained(tmp_path / "pretrained")
     loaded = type(model).from_pretrained(tmp_path / "pretrained").to(DEVICE)
     assert error(run(loaded, inputs), expected) < ROUNDING

@@ -8,6 +8,7 @@ import pytest
 import small_models
 import torch
 import torch.distributed as dist
+import two_processes
 from accelerate import dispatch_model
 from diffusers import FirstBlockCacheConfig, MagCacheConfig
 from example_models import OFFLOADS, ROUNDING, accelerated, ltx, own, qwen3, run
@@ -385,6 +386,11 @@ def test_distributed_data_parallel(blocks, mesh, when):
     assert error(run(parallel, inputs), expected) < ROUNDING and report.replaced
     ours = train(parallel, inputs)
     assert_equal_gradients({name.removeprefix("module."): gradient for name, gradient in ours.items()}, eager_gradients)
+
+
+def test_two_processes(local_kernels, kernels_of_the_cpu, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCAL_KERNELS", local_kernels)
+    torch.multiprocessing.spawn(two_processes.compare, (tmp_path,), nprocs=2)
 
 
 @WHEN
