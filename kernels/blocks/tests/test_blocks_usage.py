@@ -4,11 +4,11 @@ import copy
 import functools
 from concurrent.futures import ThreadPoolExecutor
 
+import processes
 import pytest
 import small_models
 import torch
 import torch.distributed as dist
-import two_processes
 from accelerate import dispatch_model
 from diffusers import FirstBlockCacheConfig, MagCacheConfig
 from example_models import OFFLOADS, ROUNDING, accelerated, ltx, own, qwen3, run
@@ -16,10 +16,8 @@ from model_cases import DEVICE, built, error
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.modules.module import register_module_forward_hook
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import prune
 
 pytestmark = pytest.mark.usefixtures("one_thread", "fresh_dynamo")
@@ -357,40 +355,10 @@ def mesh():
     dist.destroy_process_group()
 
 
-@WHEN
-def test_fully_sharded(blocks, mesh, when):
-    model, inputs = own()
-    expected, eager_gradients = run(model, inputs), train(model, inputs)
-    fast = accelerated(blocks, model) if when == "before" else model
-    fully_shard(fast.layers[0], mesh=mesh)
-    fully_shard(fast, mesh=mesh)
-    classes = [type(module) for module in fast.modules()]
-    report = blocks.accelerate(fast)
-    assert error(run(fast, inputs), expected) < ROUNDING
-    # Its norms are replaced. Torch does not trace the hooks.
-    assert ("RMSNorm", "RMSNorm") in report.replaced and {kind for kind, _ in report.left} == {"graph break"}
-    ours = train(fast, inputs)
-    assert_equal_gradients({name: gradient.to_local() for name, gradient in ours.items()}, eager_gradients)
-    blocks.restore(fast)
-    assert [type(module) for module in fast.modules()] == classes
-    assert torch.equal(run(fast, inputs), expected)
-
-
-@WHEN
-def test_distributed_data_parallel(blocks, mesh, when):
-    model, inputs = own()
-    expected, eager_gradients = run(model, inputs), train(model, inputs)
-    fast = accelerated(blocks, model) if when == "before" else model
-    parallel = DistributedDataParallel(fast)
-    report = blocks.accelerate(parallel)
-    assert error(run(parallel, inputs), expected) < ROUNDING and report.replaced
-    ours = train(parallel, inputs)
-    assert_equal_gradients({name.removeprefix("module."): gradient for name, gradient in ours.items()}, eager_gradients)
-
-
-def test_two_processes(local_kernels, kernels_of_the_cpu, tmp_path, monkeypatch):
+def test_data_parallel(local_kernels, tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_KERNELS", local_kernels)
-    torch.multiprocessing.spawn(two_processes.compare, (tmp_path,), nprocs=2)
+    number = torch.cuda.device_count() or 2
+    torch.multiprocessing.spawn(processes.compare, (number, tmp_path), nprocs=number)
 
 
 @WHEN
