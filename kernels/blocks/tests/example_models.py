@@ -1,6 +1,7 @@
 """A small random model of diffusers and one of transformers, with inputs for them, on the device of the kernels."""
 
 import copy
+from functools import partial
 
 import accelerate
 import small_models
@@ -116,16 +117,8 @@ def accelerated(blocks, model):
 ROUNDING = 2e-5
 
 
-def sequential(model):
-    accelerate.cpu_offload(model, execution_device=torch.device(DEVICE), offload_buffers=True)
-
-
-def whole(model):
-    accelerate.cpu_offload_with_hook(model, execution_device=DEVICE)
-
-
-def groups(model):
-    model.enable_group_offload(onload_device=torch.device(DEVICE), offload_type="leaf_level")
-
-
-OFFLOADS = (sequential, whole, groups)
+OFFLOADS = (
+    partial(accelerate.cpu_offload, execution_device=torch.device(DEVICE), offload_buffers=True),
+    partial(accelerate.cpu_offload_with_hook, execution_device=DEVICE),
+    lambda model: model.enable_group_offload(onload_device=torch.device(DEVICE), offload_type="leaf_level"),
+)

@@ -132,11 +132,10 @@ def inputs_on_gpu(frames=2, dtype=torch.bfloat16, device="cuda"):
     return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
 
 
-def graphed(blocks, model, limit=8):
+def graphed(blocks, model):
     """Accelerate a model with graphs, and return their counts."""
     report = blocks.accelerate(model, graphs=True)
     (counts,) = report.graphs.values()
-    module_of(blocks, "graphs").runners[model]._limit = limit
     return counts
 
 

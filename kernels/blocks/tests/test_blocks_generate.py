@@ -197,10 +197,7 @@ class Repeats(StoppingCriteria):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (
-            {"logits_processor": LogitsProcessorList([Banned()])},
-            "the logits processor Banned cannot be part of a graph",
-        ),
+        ({"logits_processor": LogitsProcessorList([Banned()])}, "the logits processor Banned cannot be part"),
         ({**SAMPLED, "eta_cutoff": 0.01}, "the logits processor EtaLogitsWarper cannot be part of a graph"),
         ({"no_repeat_ngram_size": 2}, "the logits processor NoRepeatNGramLogitsProcessor cannot be part of a graph"),
         ({"bad_words_ids": [[7]], "min_length": 8}, "the logits processor NoBadWordsLogitsProcessor cannot be part"),
@@ -221,16 +218,10 @@ def test_ends_of_sequences(blocks):
     model = lively()
     tokens = generate(model, prompt=BATCH, attention_mask=PADDED)[:, 6:].tolist()
     ends = [row[at] for row, at in zip(tokens, (2, 6, 9))]
-    calls = [
-        {"prompt": BATCH, "attention_mask": PADDED, "eos_token_id": ends, "pad_token_id": 3},
-        {"prompt": BATCH, "attention_mask": PADDED, "eos_token_id": ends[0], "pad_token_id": 3},
-        {"eos_token_id": generate(model)[0, 6].item()},
-        {"eos_token_id": generate(model)[0, 7].item()},
-        {"eos_token_id": generate(model)[0, -1].item()},
-        {"max_new_tokens": 1},
-        {"max_new_tokens": 2},
-        {"max_new_tokens": 3},
-    ]
+    padded = {"prompt": BATCH, "attention_mask": PADDED, "pad_token_id": 3}
+    calls = [{**padded, "eos_token_id": ids} for ids in (ends, ends[0])]
+    calls += [{"eos_token_id": generate(model)[0, at].item()} for at in (6, 7, -1)]
+    calls += [{"max_new_tokens": count} for count in (1, 2, 3)]
     counts = compare(blocks, model, *calls)
     assert counts.eager == {"it is about one token": 2}
 
@@ -249,11 +240,8 @@ def test_random_numbers_go_on_the_same(blocks, last):
 
 def test_streamer(blocks):
     model = lively()
-    calls = [
-        {},
-        {"eos_token_id": generate(model)[0, 10].item()},
-        {"stopping_criteria": StoppingCriteriaList([Repeats()])},
-    ]
+    criteria = StoppingCriteriaList([Repeats()])
+    calls = {}, {"eos_token_id": generate(model)[0, 10].item()}, {"stopping_criteria": criteria}
 
     def streamed(options):
         tokens = []
@@ -306,11 +294,8 @@ def test_memory_grows_with_the_text(blocks, name, monkeypatch):
     monkeypatch.setattr(module_of(blocks, "generation"), "_ROOM", 1)
     # The window is wider than the first memory, and narrower than the last and than the longest text.
     window = {"sliding_window": 70} if name == "gemma3" else {}
-    calls = (
-        {"max_new_tokens": 74},
-        {"max_new_tokens": 8},
-        {"prompt": BATCH, "attention_mask": PADDED, "max_new_tokens": 62},
-    )
+    padded = {"prompt": BATCH, "attention_mask": PADDED, "max_new_tokens": 62}
+    calls = {"max_new_tokens": 74}, {"max_new_tokens": 8}, padded
     decoded = lively(name, **window)
     counts = compare(blocks, decoded, *calls)
     assert not counts.eager

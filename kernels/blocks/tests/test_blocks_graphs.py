@@ -119,12 +119,9 @@ def test_refused_arguments(blocks, argument, reason):
 def test_global_settings_are_part_of_the_key(blocks):
     gpu = module_of(blocks, "gpu").Gpu()
     before = gpu.modes()
-    with torch.enable_grad():
-        assert gpu.modes() != before
-    with torch.inference_mode():
-        assert gpu.modes() != before
-    with torch.backends.cudnn.flags(deterministic=True):
-        assert gpu.modes() != before
+    for mode in (torch.enable_grad(), torch.inference_mode(), torch.backends.cudnn.flags(deterministic=True)):
+        with mode:
+            assert gpu.modes() != before
     assert gpu.modes() == before
     torch.backends.cuda.matmul.allow_tf32 ^= True
     assert gpu.modes() != before
@@ -184,9 +181,7 @@ def test_growing_caches(blocks):
     counts = accelerate_on_cpu(blocks, model)
     for _ in range(3):
         model(input_ids=tokens, past_key_values=DynamicCache(config=model.config), use_cache=True)
-    for _ in range(3):
         model(input_ids=tokens, use_cache=True)
-    for _ in range(3):
         model(input_ids=tokens, use_cache=False)
     assert counts.eager["its output holds a DynamicCache, which a graph cannot make"] == 2
     assert sum(number for reason, number in counts.eager.items() if "tensors move" in reason) == 3

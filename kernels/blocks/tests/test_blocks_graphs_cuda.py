@@ -1,8 +1,8 @@
 """Test CUDA graphs on a GPU: replays equal eager calls, and failed captures leave CUDA unchanged."""
 
 import gc
-import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -230,20 +230,13 @@ def test_generate_in_threads(blocks):
     model = lively().cuda()
     expected = generate_on_gpu(model)
     blocks.accelerate(model, graphs=True)
-    failures = []
 
-    def work():
+    def work(_):
         with torch.cuda.stream(torch.cuda.Stream()):
-            for _ in range(4):
-                if not torch.equal(model.generate(PROMPT.cuda(), max_new_tokens=80, eos_token_id=None), expected):
-                    failures.append(1)
+            return [model.generate(PROMPT.cuda(), max_new_tokens=80, eos_token_id=None) for _ in range(4)]
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    with ThreadPoolExecutor(4) as pool:
+        assert all(torch.equal(tokens, expected) for outputs in pool.map(work, range(4)) for tokens in outputs)
 
 
 def test_graph_goes_with_its_cache(blocks):
@@ -282,26 +275,17 @@ def test_threads(blocks):
     counts = [graphed(blocks, model) for model in models]
     inputs = [inputs_on_gpu(frames) for frames in (1, 2, 1, 2)]
     expected = [[without_graphs(blocks, model, each).sample for each in inputs] for model in models]
-    failures = []
 
     def work(number):
-        try:
-            with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
-                torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
-                for _ in range(20):
-                    output = models[number % 2](**inputs[number // 2]).sample
-                    torch.cuda.current_stream().synchronize()
-                    if not is_same(output, expected[number % 2][number // 2]):
-                        failures.append(number)
-        except Exception as error:
-            failures.append(error)
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+            for _ in range(20):
+                output = models[number % 2](**inputs[number // 2]).sample
+                torch.cuda.current_stream().synchronize()
+                assert is_same(output, expected[number % 2][number // 2])
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
     # For each of two shapes a capture, and before it a call of each of its two threads at most.
     assert all(each.captured == 2 and each.replays >= 4 * 20 - 2 * 3 for each in counts), counts
 

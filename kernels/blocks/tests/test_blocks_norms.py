@@ -1,6 +1,7 @@
 """Norms by the kernels, for all dtypes of input and weight."""
 
 import importlib
+from functools import partial
 
 import pytest
 import torch
@@ -39,12 +40,8 @@ NORMS = {
     "diffusers.RMSNorm, bias": lambda: of_diffusers("RMSNorm", WIDTH, 1e-5, bias=True),
     "diffusers.RMSNorm, plain": lambda: of_diffusers("RMSNorm", WIDTH, 1e-5, elementwise_affine=False),
     "diffusers.FP32LayerNorm": lambda: of_diffusers("FP32LayerNorm", WIDTH, eps=1e-5),
-    "Krea2RMSNorm": lambda: importlib.import_module("diffusers.models.transformers.transformer_krea2").Krea2RMSNorm(
-        WIDTH
-    ),
+    "Krea2RMSNorm": lambda: of_diffusers("Krea2RMSNorm", WIDTH, module="transformers.transformer_krea2"),
 }
-
-
 LEFT = {"torch.RMSNorm", "torch.RMSNorm, plain"}  # Their epsilon is that of the dtype.
 
 
@@ -107,15 +104,10 @@ def test_norm_of_a_norm(blocks):
 
 @pytest.mark.parametrize(
     "build",
-    [
-        lambda: nn.LayerNorm((4, 8)),
-        lambda: nn.RMSNorm((4, 8)),
-        lambda: of_diffusers("RMSNorm", (4, 8), 1e-5),
-        lambda: of_diffusers("FP32LayerNorm", (4, 8)),
-    ],
+    [nn.LayerNorm, nn.RMSNorm, partial(of_diffusers, "RMSNorm", eps=1e-5), partial(of_diffusers, "FP32LayerNorm")],
     ids=["torch.LayerNorm", "torch.RMSNorm", "diffusers.RMSNorm", "diffusers.FP32LayerNorm"],
 )
 def test_norm_over_several_dimensions_is_the_models(blocks, build):
-    norm, x = build().to(DEVICE), torch.randn(2, 4, 8, device=DEVICE)
+    norm, x = build((4, 8)).to(DEVICE), torch.randn(2, 4, 8, device=DEVICE)
     faster = RecordedModel(blocks, norm)
     torch.testing.assert_close(faster(x), norm(x), rtol=1e-6, atol=1e-6)

@@ -16,11 +16,8 @@ GEMMA = {"rms_norm": 5, "add_rms_norm": 4, "geglu_pair": 2}
 KERNELS = {
     "gemma2": {**GEMMA, "apply_rotary": 2},
     "gemma3": {**GEMMA, "norm_rotary": 2},
-    "llama": {**PLAIN, "apply_rotary": 2},
-    "mistral": {**PLAIN, "apply_rotary": 2},
-    "qwen2": {**PLAIN, "apply_rotary": 2},
+    **{name: {**PLAIN, "apply_rotary": 2} for name in ("llama", "mistral", "phi3", "qwen2")},
     "olmo2": {"rms_norm": 4, "add_rms_norm": 1, "swiglu_pair": 2, "norm_rotary": 2},
-    "phi3": {"rms_norm": 1, "add_rms_norm": 4, "swiglu_pair": 2, "apply_rotary": 2},
     "qwen3": {**PLAIN, "norm_rotary": 2},
 }
 
@@ -98,10 +95,8 @@ def test_calls_with_a_cache_are_eagers(blocks, name):
 @torch.no_grad()
 def test_a_graph_has_a_mask_where_the_model_needs_one(blocks, name, inputs, options, masked):
     model = model_of(name, attention="sdpa", **{"sliding_window": 13, **options})
-    if "inputs_embeds" in inputs:
-        inputs = {"inputs_embeds": model.get_input_embeddings()(TOKENS)}
-    else:
-        inputs = {"input_ids": TOKENS, **inputs}
+    embeddings = {"inputs_embeds": model.get_input_embeddings()(TOKENS)}
+    inputs = embeddings if "inputs_embeds" in inputs else {"input_ids": TOKENS, **inputs}
     expected = model(**inputs, use_cache=False).logits
     faster = RecordedModel(blocks, model)
     torch.testing.assert_close(faster(**inputs, use_cache=False).logits, expected)
