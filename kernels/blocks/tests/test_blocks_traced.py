@@ -509,26 +509,6 @@ def test_values_and_gradients_are_those_of_the_model(blocks, forward):
     torch.testing.assert_close(torch.autograd.grad(actual.square().sum(), x), gradient)
 
 
-@pytest.mark.parametrize("function", [lambda x: x + "s", lambda x: x.view(5), lambda x: F.linear(x, x.mT)])
-def test_errors_are_those_of_the_model(blocks, function):
-    """Not those of the fake tensors that Torch traces."""
-    errors, model = [], Calls(lambda x: F.silu(function(x)) * x)
-    for _ in range(2):
-        with pytest.raises((TypeError, RuntimeError)) as raised:
-            model(torch.ones(2, 6))
-        errors.append((raised.type, str(raised.value)))
-        traced(blocks, model)
-    assert errors[0] == errors[1]
-
-
-def test_nothing_runs_twice_for_an_error(blocks):
-    model, x = Calls(lambda x: (x.add_(1), torch._dynamo.graph_break(), x.view(5))), torch.zeros(2, 6)
-    traced(blocks, model)
-    with pytest.raises(RuntimeError, match="invalid for input of size 12"):
-        model(x)
-    assert x.max() == 1
-
-
 @pytest.mark.parametrize("view", [lambda x: x[..., :3], lambda x: x[0], lambda x: x.view(6)])
 @torch.no_grad()
 def test_a_view_whose_shape_changes_is_no_other_value(blocks, view):

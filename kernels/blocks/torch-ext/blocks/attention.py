@@ -46,7 +46,7 @@ def group_heads(editor: Editor, node: Node) -> None:
     memory = [unrepeated(copy) for copy in copies]
     if any(part is copy for part, copy in zip(memory, copies)) or not editor.may_join(copies, node):
         return
-    is_small = fits(query, torch.float16, torch.bfloat16) and shape_of(query)[-1] <= 256
+    is_small = fits(query, torch.float16, torch.bfloat16) and value(query).size(-1) <= 256
     device = value(query).device
     if not fits(query) or (device.type == "cuda" and not (is_small and get_device_capability(device) >= (8, 0))):
         return

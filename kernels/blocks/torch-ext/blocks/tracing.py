@@ -18,7 +18,6 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 from torch._dynamo import config as dynamo_config
-from torch._dynamo.exc import TorchRuntimeError
 from torch._dynamo.utils import counters
 from torch.compiler import is_compiling
 from torch.fx import GraphModule
@@ -45,9 +44,9 @@ _traced: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[nn.Module]]" = we
 def trace(model: nn.Module, report: Report, scope: Optional[str], returns_logits: bool = True) -> None:
     """Let a model, or its blocks by `scope`, run by graphs with the kernels, from the next call on."""
     groups = [*_groups_in(model)]
-    blocks = [block for group in groups for block in group if [*block.children()]]
-    is_numbered = any(hasattr(part, "layer_idx") for block in blocks for part in block.modules())
-    by_blocks = scope == "blocks" or (scope is None and returns_logits and len(blocks) > _MANY and not is_numbered)
+    blocks = {block for group in groups for block in group if [*block.children()]}
+    is_long = len(blocks) > _MANY and len({*map(_kind, blocks)}) <= dynamo_config.recompile_limit
+    by_blocks = scope == "blocks" or (scope is None and returns_logits and is_long)
     groups = groups if by_blocks else [[model]]
     for modules in groups:
         compiled = _compiled(modules, _Backend(type(modules[0]), report, returns_logits, is_block=by_blocks))
@@ -71,6 +70,12 @@ class _TracedCall(partial[Any]):
 
     former: Any  # a user's `compile`, or None
     has_run = False
+
+
+def _kind(block: nn.Module) -> tuple[Any, ...]:
+    """Return the class and the constants of a block, as a number in a cache: if they differ, Torch traces it apart."""
+    values = (value for part in block.modules() for value in vars(part).values())
+    return type(block), *(value for value in values if isinstance(value, (int, float, str)))
 
 
 def _groups_in(model: nn.Module) -> Iterator[list[nn.Module]]:
@@ -114,14 +119,9 @@ def _compiled(modules: Sequence[nn.Module], backend: "_Backend") -> Callable[...
         hooks = dynamo_config.patch(skip_nnmodule_hook_guards=False)  # they may be added after the trace
         grows = any([*map(_grows, kwargs.values())])
         sizes = torch.compiler.config.patch(dynamic_sources=_GROWING) if grows else nullcontext()  # type: ignore[attr-defined]
-        has_run, own.has_run, runs = own.has_run, True, backend.runs
-        try:
-            with hooks, sizes, nullcontext() if has_run else _first_call():
-                return compiled(module, *args, **kwargs)
-        except TorchRuntimeError:  # of fake tensors, in a trace: the model itself raises the error of real ones
-            if backend.runs != runs:
-                raise
-        return module._call_impl(*args, **kwargs)
+        has_run, own.has_run = own.has_run, True
+        with hooks, sizes, nullcontext() if has_run else _first_call():
+            return compiled(module, *args, **kwargs)
 
     call.__code__ = _codes.setdefault(backend.cls, call.__code__.replace(co_name=name))
     return call
@@ -137,9 +137,9 @@ def _unsliced(value: Any) -> Any:
 def _grows(value: Any) -> bool:
     """Return whether a value is a cache that grows. Cropped tensors of it are copied: Torch would trace them apart."""
     grows = not getattr(value, "is_compileable", True)  # the protocol of transformers' caches: their tensors stay
-    for layer, name in itertools.product(getattr(value, "layers", ()) if grows else (), ("keys", "values")):
-        tensor = getattr(layer, name, None)
-        if isinstance(tensor, Tensor) and not (getattr(layer, "is_sliding", True) or tensor.is_contiguous()):
+    for layer, name in itertools.product(getattr(value, "layers", None) or () if grows else (), ("keys", "values")):
+        # Its next call replaces the tensors; layers of other classes may keep them.
+        if type(layer).__name__ == "DynamicLayer" and isinstance(tensor := getattr(layer, name), Tensor):
             setattr(layer, name, tensor.contiguous())
     return grows
 
@@ -176,7 +176,6 @@ class _Backend:
     def __init__(self, cls: type, report: Report, returns_logits: bool, is_block: bool) -> None:
         self.cls, self.report, self.is_block, self._returns_logits = cls, report, is_block, returns_logits
         self._breaks = Counter(counters["graph_break"])
-        self.runs = 0  # of all graphs
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         breaks = Counter(counters["graph_break"])
@@ -185,13 +184,14 @@ class _Backend:
         self._breaks = breaks
         graph = copy.deepcopy(module.graph)
         own = cache(lambda: GraphModule(module, graph))  # few calls need it, and its code takes time
-        # The rest of the forward may read them.
-        returns_logits = self._returns_logits or vars(module)["compile_subgraph_reason"].graph_break
+        # Behind a break, here or in a caller, the model's own Python may read them.
+        causes = {name for name, _ in self.report.left}
+        is_broken = vars(module)["compile_subgraph_reason"].graph_break or "graph break" in causes
+        returns_logits = self._returns_logits or is_broken
         for part in (part for part in module.modules() if isinstance(part, GraphModule)):  # also bodies of checkpoints
             self.report.add(part.graph, fuse(part, returns_logits), self.cls, owner=str(id(self)))
 
         def run(*args: Any) -> Any:
-            self.runs += 1
             # The kernels have no forward mode, and their formulas for transforms are the model's own operations.
             return (own() if is_forward_mode() or is_transformed() else module).forward(*args)
 

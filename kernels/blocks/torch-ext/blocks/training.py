@@ -37,7 +37,7 @@ def join_loss(editor: Editor, node: Node, returns_logits: bool) -> None:
         return
     chain, cap = found
     x, weight, bias = (argument(chain[-1], index, name) for index, name in enumerate(("input", "weight", "bias")))
-    if not all(part is None or fits(part) for part in (x, weight, bias)):
+    if not all(part is None or fits(part) for part in (x, weight, bias)) or type(shape_of(x)[-1]) is not int:
         return
     users = {user for part in chain for user in part.users} - {node, *chain}
     may_join = editor.may_join(chain, node) and (not users or torch.is_grad_enabled())
