@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "fresh_dynamo", "on_the_device_of_the_kernels")
 
@@ -177,6 +178,25 @@ def test_a_growing_cache_needs_a_graph_for_each_kind_of_call(blocks, fusions, op
         assert torch.equal(model.generate(prompt, max_new_tokens=16, min_new_tokens=16, **options), own)
         counts.append(fusions.call_count - before)
     assert counts == expected and ("LlamaRMSNorm", "residual sum with RMSNorm") in report.replaced
+
+
+class Prompt(DynamicLayer):
+    """Keys and values in front of a call's own, which it does not keep."""
+
+    def update(self, keys, values, *args, **options):
+        return torch.cat((self.keys, keys), 2), torch.cat((self.values, values), 2)
+
+
+def test_a_prompt_in_a_cache_is_trained(blocks):
+    model, prompt, cache = lively(num_hidden_layers=1), nn.Parameter(torch.randn(2, 2, 2, 6, 16)), DynamicCache()
+    cache.layers = [layer := Prompt()]
+    layer.lazy_initialization(*prompt)
+    layer.keys, layer.values = prompt[..., :4, :]
+    (expected,) = torch.autograd.grad(model(TOKENS, past_key_values=cache).logits.sum(), prompt)
+    blocks.accelerate(model)
+    torch.no_grad()(model)(TOKENS, past_key_values=cache)
+    (actual,) = torch.autograd.grad(model(TOKENS, past_key_values=cache).logits.sum(), prompt)
+    assert error(actual, expected) < 1e-5
 
 
 @torch.no_grad()

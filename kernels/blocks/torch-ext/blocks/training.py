@@ -37,7 +37,7 @@ def join_loss(editor: Editor, node: Node, returns_logits: bool) -> None:
         return
     chain, cap = found
     x, weight, bias = (argument(chain[-1], index, name) for index, name in enumerate(("input", "weight", "bias")))
-    if not all(part is None or fits(part) for part in (x, weight, bias)) or type(shape_of(x)[-1]) is not int:
+    if value(x).dim() < 2 or not all(part is None or fits(part) for part in (x, weight, bias)):
         return
     users = {user for part in chain for user in part.users} - {node, *chain}
     may_join = editor.may_join(chain, node) and (not users or torch.is_grad_enabled())
@@ -50,7 +50,7 @@ def join_loss(editor: Editor, node: Node, returns_logits: bool) -> None:
         editor.insert_view(node, "to", part, dtype) if part is not None and dtype_of(part) != dtype else part
         for part in (x, weight, bias)
     )
-    rows = editor.insert_view(node, "reshape", x, -1, shape_of(x)[-1])
+    rows = editor.insert_view(node, "flatten", x, 0, -2)
     options = {
         "linear_bias": bias,
         "reduction": reduction,
