@@ -23,6 +23,7 @@ using namespace kit;
 // The most warps of a block: their registers hold the sums of a head's chunks.
 template <int kChunks>
 constexpr int kWarpsFor = kChunks > 2 ? 4 : 8;
+constexpr int kLeastWarps = 2;  // of a block, if its heads have at most two chunks
 constexpr int kTokens = 16;     // of a tile, which a warp reads at a time
 constexpr int kChunk = 64;      // elements of a head that are added up at a time
 constexpr int kMostHeads = 16;  // query heads per block
@@ -41,11 +42,9 @@ constexpr int kLeastTokens = 32;  // per split, if there is more than one
 struct Region {
   int above_elements, most_elements, above_percent, most_percent, least_millions;
 };
-constexpr Region kTorchRegions[] = {{0, 64, 130, INT_MAX, 20},
-                                    {0, 128, 21, 36, 64},
-                                    {64, 96, 14, 48, 64},
-                                    {64, 128, 77, 92, 20},
-                                    {96, 128, 105, 190, 20}};
+constexpr Region kTorchRegions[] = {{0, 64, 21, 25, 40},  {0, 64, 40, 50, 64},         {0, 64, 117, INT_MAX, 20},
+                                    {64, 96, 28, 38, 64}, {64, 128, 105, INT_MAX, 20}, {96, 128, 21, 34, 48},
+                                    {96, 128, 64, 95, 20}};
 
 bool is_for_torch(const Attention& problem, int64_t sms) {
   if (compiled_capability() != 90 || problem.mask != nullptr || problem.position != nullptr) return false;
@@ -70,21 +69,21 @@ Division best_division(const Attention& problem, const DeviceProperties& device)
   const bool is_masked = problem.mask != nullptr;
   const float width = static_cast<float>(std::max(elements, kChunk)) / 128;
   const float caches_per_sm = static_cast<float>(problem.batch * problem.key_heads) / device.sms;
-  // The memory delivers less of heads of 96 elements than blocks ask for.
   const bool is_narrow = elements > kChunk && elements < 2 * kChunk && !is_masked;
-  const float delivering = is_narrow ? tokens * caches_per_sm / 0.91f : 0.0f;
   float least = INFINITY;
-  // Twice as many blocks of half of the warps fill the SMs better; blocks of fewer heads start and end faster, and read
-  // keys and values again, from L2.
-  for (int warps = most_warps; warps >= kWarpsFor<4>; warps /= 2) {
+  // More blocks of fewer warps fill the SMs better; blocks of fewer heads start and end faster, and read keys and
+  // values again, from L2.
+  for (int warps = most_warps; warps >= (elements > 2 * kChunk ? most_warps : kLeastWarps); warps /= 2) {
+    const int parts = most_warps / warps;
     for (const int heads : {std::min(per_key_head, kMostHeads), std::min(per_key_head, kMostHeads / 2)}) {
       const int head_blocks = (per_key_head + heads - 1) / heads;
       const auto blocks = static_cast<int>(problem.batch * problem.key_heads * head_blocks);
-      const bool is_wide = heads > kMostHeads / 2, is_half = warps < most_warps;
-      const int blocks_per_sm = (elements <= kChunk ? 2 : 1) * (is_half ? 2 : 1), slots = device.sms * blocks_per_sm;
+      const bool is_wide = heads > kMostHeads / 2;
+      if (is_wide && parts > 2) continue;
+      const int blocks_per_sm = (elements <= kChunk ? 2 : 1) * parts, slots = device.sms * blocks_per_sm;
       for (int splits = 1; splits <= most_splits; ++splits) {
         const int all = blocks * splits, rounds = (all + slots - 1) / slots, step = kTokens * warps * splits;
-        if (rounds > 1 && (is_half || splits > 16)) break;
+        if (rounds > 1 && (parts > 1 || splits > 16)) break;
         // Clusters need adjacent SMs, of which some are left over.
         const int eighths = splits == 2 ? 8 : splits > 4 && splits < 8 && blocks_per_sm == 1 ? 6 : 7;
         const bool is_cluster =
@@ -92,7 +91,13 @@ Division best_division(const Attention& problem, const DeviceProperties& device)
         // The warps of a block read neighbouring tiles then, but wait for each other, which many tiles make up for.
         const bool in_step = (is_wide && elements <= kChunk) || (!is_masked && tokens > 12 * step);
         const int read = tokens <= step ? (tokens + splits - 1) / splits : (tokens + step - 1) / step * kTokens * warps;
-        const float reading = rounds * read * (elements > 2 * kChunk ? 0.63f : 1.0f) * (is_half ? 1.96f : 1.0f);
+        // The memory delivers less of heads of 96 elements than many small blocks ask for, and few of them ask for more
+        // than their share.
+        const bool is_light = is_narrow && !is_wide && parts > 1;
+        const float idle = 1.0f - std::min(1.0f, static_cast<float>(all) / slots);
+        const float delivering = is_narrow ? tokens * caches_per_sm * (is_light && idle < 0.2f ? 1.14f : 1.0f) : 0.0f;
+        const float reading =
+            rounds * read * parts * (elements > 2 * kChunk ? 0.63f : 1.0f) * (is_light ? 1.0f - 0.36f * idle : 1.0f);
         const float adding_up = splits == 1  ? 0.0f
                                 : is_cluster ? 114 + 7.2f * splits
                                              : 237 + 3.9f * splits * per_key_head * caches_per_sm * width;
