@@ -96,8 +96,8 @@ Division best_division(const Attention& problem, const DeviceProperties& device)
         const bool is_light = is_narrow && !is_wide && parts > 1;
         const float idle = 1.0f - std::min(1.0f, static_cast<float>(all) / slots);
         const float delivering = is_narrow ? tokens * caches_per_sm * (is_light && idle < 0.2f ? 1.14f : 1.0f) : 0.0f;
-        const float reading =
-            rounds * read * parts * (elements > 2 * kChunk ? 0.63f : 1.0f) * (is_light ? 1.0f - 0.36f * idle : 1.0f);
+        const float reading = rounds * read * parts * (elements > 2 * kChunk ? 0.63f : 1.0f) *
+                              (parts > 1 ? 0.98f : 1.0f) * (is_light ? 1.0f - 0.36f * idle : 1.0f);
         const float adding_up = splits == 1  ? 0.0f
                                 : is_cluster ? 114 + 7.2f * splits
                                              : 237 + 3.9f * splits * per_key_head * caches_per_sm * width;

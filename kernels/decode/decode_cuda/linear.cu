@@ -108,11 +108,11 @@ __device__ __forceinline__ void finish(const Layers& layers, const Tile& tile, b
 
 // --- tensor cores ----------------------------------------------------------------------------------------------------
 
-// Loads a vector of weights: not kept in L1, which x needs.
+// Loads a vector of weights: not kept in L1, which x needs. With .nc, ptxas moved it before the grid wait.
 __device__ __forceinline__ uint4 load_weights([[maybe_unused]] const void* from) {
   uint4 word{};
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
                : "l"(from));
 #endif
@@ -366,7 +366,7 @@ void launch(const Linear& problem, bool constant_weights, cudaStream_t stream) {
 struct Region {
   int least_rows;
   bool constant_weights;  // also then
-  int64_t least_inputs, most_inputs, above_tiles, most_tiles;
+  int least_inputs, most_inputs, above_tiles, most_tiles;
 };
 constexpr Region kTorchRegions[] = {{8, true, 5120, 8448, 62, 71},
                                     {4, false, 2304, 8448, 62, 71},

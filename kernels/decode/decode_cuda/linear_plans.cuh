@@ -19,7 +19,7 @@ struct Plan {
   int warps, vectors, ahead, blocks_per_sm, cost;
   bool clusters = false, loops = false;
 };
-constexpr Plan kPlans[] = {{16, 2, 2, 1, 1000},     {16, 1, 2, 2, 104}, {8, 1, 3, 3, 105, true},
+constexpr Plan kPlans[] = {{16, 2, 2, 1, 1000},     {16, 1, 2, 2, 101}, {8, 1, 3, 3, 105, true},
                            {4, 2, 2, 5, 115, true}, {4, 1, 5, 4, 100},  {4, 1, 3, 5, 106, false, true},
                            {8, 1, 4, 2, 1000}};
 constexpr int kMostBlocksOfCluster = 8;
@@ -50,8 +50,7 @@ Choice choose(int64_t tiles, int64_t sms, int64_t inputs, bool has_clusters) {
     return static_cast<float>((all + at_once - 1) / at_once * at_once - all) / static_cast<float>(all);
   };
   const auto time = [&](const Plan& plan) {
-    const auto read = static_cast<float>(inputs);
-    return plan.cost + (plan.warps == 16 ? 32000 / read - read / 1820 : 0.0f) +
+    return plan.cost + (plan.warps == 16 ? 32000.0f / inputs : 0.0f) +
            50 * std::min(1.0f, waste(tiles, plan.blocks_per_sm * sms)) +
            60 * std::min(1.0f, waste(inputs, plan.warps * 32 * plan.vectors * plan.ahead));
   };
