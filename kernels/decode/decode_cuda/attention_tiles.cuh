@@ -169,7 +169,6 @@ struct Tiles {
   __device__ __forceinline__ void prefetch(int tile) const {
     const int token = min(tile + lane % kTokens, tokens - 1);
     const char* const from = at(lane < kTokens ? problem.key : problem.value, batch, key_head, token, kBytes);
-#pragma unroll 1
     for (int i = 0; i < elements * kBytes; i += 128)
       asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i) : "memory");
   }
