@@ -37,15 +37,13 @@ constexpr int kLeastTokens = 32;  // per split, if there is more than one
 
 // Regions where Torch's operation, which is cuDNN's, takes less time: by elements of a head, by key heads of all
 // sequences in percent of the SMs, and by millions of elements of all keys, since it takes 0.03 ms on the host. On an
-// H200 with Torch 2.11 and cold caches, it takes 0.79 to 1.07 times the kernel's time, in the mean of 46 calls 0.97.
+// H200 with Torch 2.11 and cold caches, it takes 0.81 to 1.10 times the kernel's time, in the mean of 125 calls 0.97.
 struct Region {
   int above_elements, most_elements, above_percent, most_percent, least_millions;
 };
-constexpr Region kTorchRegions[] = {{0, 64, 130, INT_MAX, 20},
-                                    {0, 128, 21, 36, 64},
-                                    {64, 96, 14, 48, 64},
-                                    {64, 128, 77, 92, 20},
-                                    {96, 128, 105, 190, 20}};
+constexpr Region kTorchRegions[] = {{0, 64, 21, 25, 40},   {0, 64, 40, 50, 64},         {0, 64, 117, INT_MAX, 20},
+                                    {64, 96, 28, 38, 64},  {64, 128, 105, INT_MAX, 20}, {96, 128, 21, 34, 48},
+                                    {96, 128, 64, 95, 20}, {64, 96, 80, 92, 20}};
 
 bool is_for_torch(const Attention& problem, int64_t sms) {
   if (compiled_capability() != 90 || problem.mask != nullptr || problem.position != nullptr) return false;
@@ -58,9 +56,8 @@ bool is_for_torch(const Attention& problem, int64_t sms) {
 }
 
 // Returns the division that takes the least time by a model, in tokens that a block of all warps reads of a head of 128
-// elements meanwhile. It was fitted on an H200 to 483 calls of 1 to 16 sequences, 1 to 32 key heads and 64 to 131,072
-// tokens, which take 1.014 times the time of the fastest measured division in the mean. Of 401 other calls, 11 take
-// over 1 % more time than the fastest back end of Torch, which takes 1.32 times in the mean.
+// elements meanwhile. On an H200, that takes 1.016 times the time of the fastest of 13 divisions in the mean of 980
+// calls; of 537 others, 9 take over 2 % more time than Torch's fastest back end, which takes 1.33 times in the mean.
 Division best_division(const Attention& problem, const DeviceProperties& device) {
   Division division{};
   const auto per_key_head = static_cast<int>(problem.query_heads / problem.key_heads);
@@ -70,21 +67,19 @@ Division best_division(const Attention& problem, const DeviceProperties& device)
   const bool is_masked = problem.mask != nullptr;
   const float width = static_cast<float>(std::max(elements, kChunk)) / 128;
   const float caches_per_sm = static_cast<float>(problem.batch * problem.key_heads) / device.sms;
-  // The memory delivers less of heads of 96 elements than blocks ask for.
   const bool is_narrow = elements > kChunk && elements < 2 * kChunk && !is_masked;
-  const float delivering = is_narrow ? tokens * caches_per_sm / 0.91f : 0.0f;
   float least = INFINITY;
-  // Twice as many blocks of half of the warps fill the SMs better; blocks of fewer heads start and end faster, and read
-  // keys and values again, from L2.
-  for (int warps = most_warps; warps >= kWarpsFor<4>; warps /= 2) {
+  // Small blocks fill the SMs better; those of fewer heads start and end faster, and read keys and values from L2, too.
+  for (int warps = most_warps; warps >= (elements > 2 * kChunk ? most_warps : 2); warps /= 2) {
+    const int parts = most_warps / warps;
     for (const int heads : {std::min(per_key_head, kMostHeads), std::min(per_key_head, kMostHeads / 2)}) {
       const int head_blocks = (per_key_head + heads - 1) / heads;
       const auto blocks = static_cast<int>(problem.batch * problem.key_heads * head_blocks);
-      const bool is_wide = heads > kMostHeads / 2, is_half = warps < most_warps;
-      const int blocks_per_sm = (elements <= kChunk ? 2 : 1) * (is_half ? 2 : 1), slots = device.sms * blocks_per_sm;
+      const bool is_wide = heads > kMostHeads / 2;
+      const int blocks_per_sm = (elements <= kChunk ? 2 : 1) * parts, slots = device.sms * blocks_per_sm;
       for (int splits = 1; splits <= most_splits; ++splits) {
         const int all = blocks * splits, rounds = (all + slots - 1) / slots, step = kTokens * warps * splits;
-        if (rounds > 1 && (is_half || splits > 16)) break;
+        if ((is_wide && parts > 2) || (rounds > 1 && (parts > 1 || splits > 16))) break;
         // Clusters need adjacent SMs, of which some are left over.
         const int eighths = splits == 2 ? 8 : splits > 4 && splits < 8 && blocks_per_sm == 1 ? 6 : 7;
         const bool is_cluster =
@@ -92,7 +87,12 @@ Division best_division(const Attention& problem, const DeviceProperties& device)
         // The warps of a block read neighbouring tiles then, but wait for each other, which many tiles make up for.
         const bool in_step = (is_wide && elements <= kChunk) || (!is_masked && tokens > 12 * step);
         const int read = tokens <= step ? (tokens + splits - 1) / splits : (tokens + step - 1) / step * kTokens * warps;
-        const float reading = rounds * read * (elements > 2 * kChunk ? 0.63f : 1.0f) * (is_half ? 1.96f : 1.0f);
+        // Of heads of 96 elements, many small blocks get less of the memory, and few of them more than their share.
+        const bool is_light = is_narrow && !is_wide && parts > 1;
+        const float idle = 1.0f - std::min(1.0f, static_cast<float>(all) / slots);
+        const float delivering = is_narrow ? tokens * caches_per_sm * (is_light && idle < 0.2f ? 1.14f : 1.0f) : 0.0f;
+        const float reading = rounds * read * parts * (elements > 2 * kChunk ? 0.63f : 1.0f) *
+                              (parts > 1 ? 0.98f : 1.0f) * (is_light ? 1.0f - 0.36f * idle : 1.0f);
         const float adding_up = splits == 1  ? 0.0f
                                 : is_cluster ? 114 + 7.2f * splits
                                              : 237 + 3.9f * splits * per_key_head * caches_per_sm * width;

@@ -165,10 +165,12 @@ struct Tiles {
     start(problem.value, keys(stage) + kTileVectors, value_permutation);
   }
 
-  // Prefetches a tile into L2: half of the lanes a key each, the others a value each.
+  // Prefetches a tile into L2: a key or a value per lane. Bulk prefetches of so few bytes take up to 1 % longer.
   __device__ __forceinline__ void prefetch(int tile) const {
     const int token = min(tile + lane % kTokens, tokens - 1);
-    prefetch_to_l2(at(lane < kTokens ? problem.key : problem.value, batch, key_head, token, kBytes), elements * kBytes);
+    const char* const from = at(lane < kTokens ? problem.key : problem.value, batch, key_head, token, kBytes);
+    for (int i = 0; i < elements * kBytes; i += 128)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i) : "memory");
   }
 
   // Bit i: the mask includes the token of score i.

@@ -29,23 +29,21 @@ struct Choice {
   int plan, cluster;
 };
 
-// Chooses for so many tiles: all blocks should run at once, and then with as many bytes in flight as possible. Measured
-// on an H200 for 256 to 20,480 inputs and 256 to 152,064 outputs: the plan that is chosen takes 1.003 times the time of
-// the fastest one in the mean of 577 layers, and at most 1.04 times that of cuBLAS.
-Choice choose(int64_t tiles, int64_t sms, int64_t inputs, bool has_clusters, bool constant_weights) {
-  // All blocks wait for the weights: fewer ones take 6 % less time in the mean of 101 layers (H200).
-  if (!constant_weights && tiles > (inputs > 1024 ? 7 : 3) * sms && tiles <= 10 * sms && inputs <= 2048) return {5, 1};
+// Chooses for so many tiles: all blocks should run at once, and then with as many bytes in flight as possible. On an
+// H200, the plan takes 1.009 times the time of the fastest one in the mean of 428 layers of 256 to 20,480 inputs.
+Choice choose(int64_t tiles, int64_t sms, int64_t inputs, bool has_clusters) {
+  // A new block for each tile takes longer than the few loads.
+  if (inputs <= 2048 && tiles > (inputs > 320 ? 8 : 5) * sms && tiles <= 10 * sms) return {5, 1};
   if (has_clusters && inputs >= 4608 && (inputs < 12288 ? 4 : 3) * tiles <= sms) return {2, kMostBlocksOfCluster};
   if (has_clusters && inputs >= 9216 && 2 * tiles > sms && 10 * tiles <= 7 * sms) return {2, 4};
   if (tiles <= sms) return {0, 1};
   if (has_clusters && inputs >= 4096 && 13 * tiles <= 15 * sms) return {3, 4};
   if (has_clusters && inputs >= 4096 && 2 * tiles <= 3 * sms) return {2, 2};
   if (inputs >= 640 && tiles <= 2 * sms) return {1, 1};
-  if (has_clusters && inputs >= 4096 && 2 * tiles <= 5 * sms) return {3, 2};
+  if (has_clusters && inputs >= 5632 && 2 * tiles <= 5 * sms) return {3, 2};
   if (inputs >= 640 && tiles <= 3 * sms) return {2, 1};
-  if (inputs >= 8192 && 2 * tiles <= 7 * sms) return {1, 1};
-  // Some SMs are idle at the end, and some loads are past the last input. Sums of 16 warps take longer, which matters
-  // less with more inputs.
+  if (inputs >= 5632 && 2 * tiles <= 7 * sms) return {1, 1};
+  // Some SMs are idle at the end, and some loads are past the last input. Of few inputs, sums of 16 warps take longer.
   const auto waste = [](int64_t all, int64_t at_once) {
     return static_cast<float>((all + at_once - 1) / at_once * at_once - all) / static_cast<float>(all);
   };
@@ -59,8 +57,7 @@ Choice choose(int64_t tiles, int64_t sms, int64_t inputs, bool has_clusters, boo
   return {static_cast<int>(std::min_element(std::begin(kPlans), std::end(kPlans), first) - kPlans), 1};
 }
 
-// Chooses plan 2, 5 or 6 for blocks that normalize x first, which takes less time with fewer blocks per SM. Measured on
-// an H200 for 1 row of 896 to 8,192 inputs.
+// Chooses plan 2, 5 or 6 for blocks that normalize x: fewer per SM take less time (H200, 1 row, 896 to 8,192 inputs).
 int choose_for_norm(int64_t tiles, int64_t sms, int64_t inputs) {
   const bool is_narrow = inputs <= 1536, has_few_tiles = tiles <= 16 * sms;
   if (tiles <= 2 * sms) return 6;

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from reference_decode import ACTIVATIONS, WIDTHS, eager_gated, eager_linear, eager_norm, kernel
-from testing import DEVICE, DTYPES, assert_as_good, doubles, random
+from testing import DEVICE, DTYPES, assert_as_good, doubles, gpu, random
 
 ROWS = range(1, 9)
 
@@ -35,6 +35,18 @@ def test_linears(inputs, dtype):
                 assert isinstance(out, tuple) and len(out) == count
                 for i, part in enumerate(out):
                     assert torch.equal(part, kernel.linear(x, weights[i], None if given is None else given[i]))
+
+
+@gpu
+@pytest.mark.parametrize("outputs", [10880, 14272])
+def test_weights_of_previous_kernel(outputs):
+    """A layer whose weights the previous kernel writes waits for it."""
+    rows, x = random(8, 64, dtype=torch.bfloat16), random(1, 256, dtype=torch.bfloat16)
+    for _ in range(40):
+        weight = random(outputs * 256 // 8, 64, dtype=torch.bfloat16)
+        written = kernel.linear(rows, weight, constant_weights=True).view(outputs, 256)
+        out = kernel.linear(x, written)
+        assert_as_good(out, F.linear(x, written), x.double() @ written.double().T)
 
 
 @pytest.mark.kernels_ci
