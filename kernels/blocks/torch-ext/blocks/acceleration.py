@@ -38,7 +38,7 @@ def accelerate(
             them by reason. `generate` of a model of transformers captures whole decoding steps.
         scope: The unit that `torch.compile` traces. `"model"`: the fastest calls where the host limits them, after a
             first call of some seconds. `"blocks"`: the blocks in the lists of a model, which share a trace of a second
-            or two. By default, `"blocks"` for more than 40 blocks that share traces, else `"model"`. With `graphs`, it
+            or two. By default, `"blocks"` for more than 32 blocks that share traces, else `"model"`. With `graphs`, it
             is for the calls that no graph serves, by default none.
         logits: Whether a training step of a language model returns its logits beside its loss. If not, a call with
             labels, in which gradients are recorded, returns None for them, in less time and gigabytes less memory.

@@ -31,8 +31,8 @@ from .report import Report
 _PATCHED = "the method of a class was patched after accelerate"
 _NUMBERED = 'blocks have numbers in a cache, by which Torch traces each apart: scope="model" or graphs=True traces them'
 _PAGED = "generate_batch: its cache breaks each trace at every layer"
-# A whole model's first call takes 0.2 to 0.3 s a block. In models of so many blocks the GPU limits calls, not the host.
-_MANY = 40
+# A first call takes 0.2 to 0.3 s a block, 10 s for so many. In longer models the GPU limits the calls, not the host.
+_MANY = 32
 # Sizes of a growing cache, which the first trace has as symbols: they differ in each call.
 _GROWING = r"L\['kwargs'\].*\.(keys|values|cumulative_length)$,L\['kwargs'\]\['logits_to_keep'\]"
 _numbers = itertools.count()
