@@ -73,9 +73,9 @@ class _TracedCall(partial[Any]):
 
 
 def _kind(block: nn.Module) -> tuple[Any, ...]:
-    """Return the class and the constants of a block, as a number in a cache: if they differ, Torch traces it apart."""
-    values = (value for part in block.modules() for value in vars(part).values())
-    return type(block), *(value for value in values if isinstance(value, (int, float, str)))
+    """Return the class of a block, its rates, and transformers' numbers in a cache: blocks of one kind share traces."""
+    values = (item for part in block.modules() for item in vars(part).items())
+    return type(block), *(value for name, value in values if name == "layer_idx" or isinstance(value, (float, str)))
 
 
 def _groups_in(model: nn.Module) -> Iterator[list[nn.Module]]:
