@@ -69,8 +69,7 @@ class Caller:
 
     def _scopes_of(self, name: str) -> set[str]:
         """Return the scopes that cover an organization, or a repository: its own and its organization's."""
-        covering = (name, name.partition("/")[0], ANY)
-        return {self.scopes[scope] for scope in covering if scope in self.scopes}
+        return {self.scopes[scope] for scope in (name, name.partition("/")[0], ANY) if scope in self.scopes}
 
     def may_see(self, name: str) -> bool:
         """Return whether this caller sees a private repository, or all of an organization."""

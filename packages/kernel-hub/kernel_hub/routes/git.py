@@ -11,7 +11,7 @@ import signal
 import subprocess
 import zlib
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 from typing import Annotated
 
@@ -140,8 +140,7 @@ class _ReadInTime(StreamingResponse):
             began = anyio.current_time()
             with anyio.fail_after(spare):
                 await send(message)
-            used = anyio.current_time() - began
-            spare = min(SPARE_SECONDS, spare - used + len(message.get("body", b"")) / SLOWEST)
+            spare = min(SPARE_SECONDS, spare + began - anyio.current_time() + len(message.get("body", b"")) / SLOWEST)
 
         with suppress(TimeoutError), anyio.fail_after(SECONDS):
             async with aclosing(self.body_iterator):
@@ -157,7 +156,8 @@ async def _refs(request: Request, path: str, body: bytes, *options: str) -> byte
 async def _run_git(request: Request, path: str, body: bytes, kind: str, *options: str) -> AsyncGenerator[bytes, None]:
     """Yield `git upload-pack`'s response, within limits of processor time and memory. It ends with this generator."""
     protocol = request.headers.get("git-protocol", "")
-    async with turn(request, kind) as processes, processes:
+    async with turn(request, kind) as processes, AsyncExitStack() as place:
+        await place.enter_async_context(processes)
         try:
             process = await anyio.open_process(
                 [*_UPLOAD_PACK, *options, path],
@@ -180,6 +180,7 @@ async def _run_git(request: Request, path: str, body: bytes, kind: str, *options
             async for block in process.stdout:
                 yield block
                 if anyio.current_time() - began > SHARED_SECONDS and has_too_many(request, kind):
+                    await place.aclose()  # at once, so that no other clone ends for the same waiting request
                     raise TimeoutError
         finally:
             with suppress(ProcessLookupError):
