@@ -31,7 +31,7 @@ from .report import Report
 _PATCHED = "the method of a class was patched after accelerate"
 _NUMBERED = 'blocks have numbers in a cache, by which Torch traces each apart: scope="model" or graphs=True traces them'
 _PAGED = "generate_batch: its cache breaks each trace at every layer"
-# A first call takes 0.2 to 0.3 s a block, 10 s for so many. In longer models the GPU limits the calls, not the host.
+# A first call takes 0.2 to 0.3 s a block, 10 s for so many (H200). The GPU limits calls of longer models, not the host.
 _MANY = 32
 # Sizes of a growing cache, which the first trace has as symbols: they differ in each call.
 _GROWING = r"L\['kwargs'\].*\.(keys|values|cumulative_length)$,L\['kwargs'\]\['logits_to_keep'\]"
@@ -73,7 +73,7 @@ class _TracedCall(partial[Any]):
 
 
 def _kind(block: nn.Module) -> tuple[Any, ...]:
-    """Return the class of a block, its rates, and transformers' numbers in a cache: blocks of one kind share traces."""
+    """Return the class, rates and names of a block and its number in a cache: Torch traces blocks of a kind once."""
     values = (item for part in block.modules() for item in vars(part).items())
     return type(block), *(value for name, value in values if name == "layer_idx" or isinstance(value, (float, str)))
 
@@ -135,7 +135,7 @@ def _unsliced(value: Any) -> Any:
 
 
 def _grows(value: Any) -> bool:
-    """Return whether a value is a cache that grows. Cropped tensors of it are copied: Torch would trace them apart."""
+    """Return whether a value is a cache that grows, and make its tensors contiguous: Torch traces views apart."""
     grows = not getattr(value, "is_compileable", True)  # the protocol of transformers' caches: their tensors stay
     for layer, name in itertools.product(getattr(value, "layers", None) or () if grows else (), ("keys", "values")):
         # Its next call replaces the tensors; layers of other classes may keep them.
