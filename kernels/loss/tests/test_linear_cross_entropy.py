@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from differentiate import assert_derivatives
 from testing import DEVICE, DTYPES, assert_as_good, assert_compiles, assert_replays, gpu, load, random
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 kernel = load(Path(__file__).parents[1])
 IGNORED = -100
@@ -131,6 +132,18 @@ def test_opcheck():
     op = sys.modules[kernel.linear_cross_entropy.__module__].ops.cross_entropy_.default
     logits, target = random(4, 32, dtype=torch.bfloat16), torch.arange(4, device=DEVICE)
     torch.library.opcheck(op, (logits, target, torch.ones(1, device=DEVICE), IGNORED, 0.0, 0.0, 0.0))
+
+
+def test_traced_gradients_have_the_strides_of_the_computed():
+    x, weight, _, target = arguments(6, 16, 32, torch.float32)
+    x = x.detach().view(3, 2, 16).transpose(0, 1).requires_grad_()
+    tensors = x, weight, target.view(2, 3)
+    mode = FakeTensorMode()
+    fakes = [mode.from_tensor(tensor) for tensor in tensors]
+    computed = with_gradients(fused, (*tensors[:2], None), tensors[2], {})
+    with mode:
+        traced = with_gradients(fused, (*fakes[:2], None), fakes[2], {})
+    assert [value.stride() for value in traced] == [value.stride() for value in computed]
 
 
 @gpu

@@ -58,6 +58,7 @@ def linear_cross_entropy(
     options = reduction, ignore_index, label_smoothing, softcap, z_loss
     try:
         _check_shapes(input, linear_weight, target, linear_bias)
+        input, target = input.reshape(-1, input.shape[-1]), target.reshape(-1)
         if torch.is_autocast_enabled(input.device.type):
             dtype = torch.get_autocast_dtype(input.device.type)
             input, linear_weight = input.to(dtype), linear_weight.to(dtype)
@@ -101,19 +102,17 @@ def _linear_cross_entropy(
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the loss, and the gradients of input, weight and bias; those that are not wanted have no elements."""
-    target = target.reshape(-1)
-    rows = input.reshape(-1, input.shape[-1])
     scale = torch.ones((), dtype=torch.float32, device=input.device)
     if reduction == "mean":
         scale = scale / (target != ignore_index).sum()
-    losses = torch.empty(len(rows), dtype=torch.float32, device=input.device)
-    of_input, of_weight, of_bias = _empty_gradients(rows, weight, bias, wanted)
-    if len(rows) == 0:
+    losses = torch.empty(len(input), dtype=torch.float32, device=input.device)
+    of_input, of_weight, of_bias = _empty_gradients(input, weight, bias, wanted)
+    if len(input) == 0:
         of_weight.zero_()
     sums = torch.zeros(of_bias.shape, dtype=torch.float32, device=input.device)
-    step = _rows_of_chunk(rows, weight)
-    for start in range(0, len(rows), step):
-        chunk, part = rows[start : start + step], slice(start, start + step)
+    step = _rows_of_chunk(input, weight)
+    for start in range(0, len(input), step):
+        chunk, part = input[start : start + step], slice(start, start + step)
         logits = F.linear(chunk, weight, bias)
         losses[part] = _cross_entropy_(logits, target[part], scale, ignore_index, label_smoothing, softcap, z_loss)
         if wanted[0]:
@@ -122,7 +121,7 @@ def _linear_cross_entropy(
             of_weight.addmm_(logits.t(), chunk, beta=int(start > 0))
         if wanted[2]:
             sums += logits.sum(0, dtype=torch.float32)
-    return losses.sum() * scale, of_input.view(input.shape) if wanted[0] else of_input, of_weight, of_bias.copy_(sums)
+    return losses.sum() * scale, of_input, of_weight, of_bias.copy_(sums)
 
 
 def _empty_gradients(input, weight, bias, wanted):
@@ -174,8 +173,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 def _formula(input, weight, bias, target, options):
     reduction, ignore_index, label_smoothing, softcap, z_loss = options
-    logits = F.linear(input, weight, bias).float().reshape(-1, weight.shape[0])
-    target = target.reshape(-1)
+    logits = F.linear(input, weight, bias).float()
     if softcap > 0:
         logits = softcap * torch.tanh(logits / softcap)
     loss = F.cross_entropy(
