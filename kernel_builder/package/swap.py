@@ -6,7 +6,6 @@ in one system call, so that a reader finds the old package or the new one. Forei
 
 from __future__ import annotations
 
-import ctypes
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,12 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kernel_format.errors import PackageError
-from kernel_format.files import locked, remove_tree
+from kernel_format.files import locked, remove_tree, take_name
 from kernel_format.metadata import NAME, PackageMetadata
 
 _STAGING = ".staging-"
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
 
 
 @contextmanager
@@ -55,7 +52,7 @@ def staging(destination: Path) -> Iterator[Path]:
 def publish(staged: Path, destination: Path, *, outdated: Sequence[str] = ()) -> None:
     """Move the packages of `staged` to `destination`."""
     for package in sorted(staged.iterdir()):
-        _replace(package, destination / package.name)
+        take_name(package, destination / package.name)
     for name in outdated:
         (destination / name).rename(staged / f"{name}.outdated")
 
@@ -86,17 +83,6 @@ def check_replaced(destination: Path, names: Iterable[str], kernel: str | None =
                 where=str(place),
                 hint="name another directory with --out, or remove the package",
             )
-
-
-def _replace(new: Path, old: Path) -> None:
-    """Swap two directories in one system call, or by two renames on file systems that cannot."""
-    if not old.exists():
-        new.rename(old)
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE) != 0:
-        old.rename(new.with_name(f"{new.name}.old"))
-        new.rename(old)
 
 
 def _is_package(place: Path) -> bool:

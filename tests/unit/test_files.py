@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from kernel_format import files
-from kernel_format.files import replacing, temporary_directory
+from kernel_format.files import replaced_directory, replacing, take_name, temporary_directory, write_files
+from tests.support.kills import killed_at_each_change
 from tests.support.places import SOURCES
 
 
@@ -55,3 +56,18 @@ def test_what_a_killed_process_has_left_is_removed(tmp_path: Path, monkeypatch: 
         for process in processes:
             process.send_signal(signal.SIGKILL)
             process.communicate()
+
+
+def test_a_directory_has_its_name_at_every_moment_of_its_replacement(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+
+    def replace() -> None:
+        with replaced_directory(place) as new:
+            (new / "text").write_text("new")
+
+    write_files(place, {"text": "old"})
+    seen = [(place / "text").read_text() for _ in killed_at_each_change(replace)]
+    assert {"old", "new"} == {*seen, (place / "text").read_text()}
+    with pytest.raises(FileNotFoundError):
+        take_name(tmp_path / "missing", place)
+    assert (place / "text").read_text() == "new"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
 import math
@@ -24,6 +25,8 @@ from kernel_format.errors import BuildError, StoreError
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _TEMPORARY = "kernel-builder-tmp-"
 _LOCK_SECONDS = 0.05  # between two looks at a lock
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 
 
 @contextmanager
@@ -96,24 +99,37 @@ def writing(directory: Path, title: str = "the cache", remedy: str = "free some 
 def replaced_directory(path: Path) -> Iterator[Path]:
     """Yield a new directory that takes the name `path` when the context ends without an exception.
 
-    For a moment between two renames, `path` does not exist. After an error the old directory is in its place.
+    An old directory has the name until then, and keeps it after an error.
 
     Raises:
         OSError: If the parent directory cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as scratch:
-        staged, previous = Path(scratch, "new"), Path(scratch, "previous")
+        staged = Path(scratch, "new")
         staged.mkdir()
         yield staged
-        if path.exists():
-            path.rename(previous)
-        try:
-            staged.rename(path)
-        except OSError:
-            if previous.exists():
-                previous.rename(path)
-            raise
+        take_name(staged, path)
+
+
+def take_name(new: Path, old: Path) -> None:
+    """Give a directory the name of another one, which gets the name of the first, in one system call.
+
+    File systems that cannot do so need two renames, between which `old` does not exist.
+    """
+    if not old.exists():
+        new.rename(old)
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE) == 0:
+        return
+    previous = new.with_name(f"{new.name}.previous")
+    old.rename(previous)
+    try:
+        new.rename(old)
+    except OSError:
+        previous.rename(old)
+        raise
 
 
 def file_digest(path: Path) -> str:

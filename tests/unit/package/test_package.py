@@ -13,6 +13,7 @@ from kernel_builder.config.variant import Variant
 from kernel_builder.package import assembly, swap
 from kernel_builder.steps.plan import plan
 from kernel_builder.toolchain import Toolchains
+from kernel_format import files
 from kernel_format.metadata import PackageMetadata
 from kernel_format.signatures import Signers, signature_verdict
 from kernel_format.tree_digest import SIGNATURE
@@ -52,7 +53,7 @@ def publish_new(build: Path) -> None:
 
 def test_packages_are_replaced_without_an_exchange_of_names(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # No file system here refuses RENAME_EXCHANGE, but every one refuses a flag that does not exist.
-    monkeypatch.setattr(swap, "_RENAME_EXCHANGE", 1 << 20)
+    monkeypatch.setattr(files, "_RENAME_EXCHANGE", 1 << 20)
     (build / ".staging-killed").mkdir()
     publish_new(build)
     assert read(build) == NEW
