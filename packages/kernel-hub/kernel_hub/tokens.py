@@ -109,8 +109,8 @@ class TokenFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._stamp: tuple[int, int, int] | None = None
-        self._tokens: tuple[Token, ...] = ()
+        # One attribute, since several threads read it.
+        self._known: tuple[tuple[int, int, int] | None, tuple[Token, ...]] = (None, ())
         self.tokens()
 
     def tokens(self) -> tuple[Token, ...]:
@@ -128,10 +128,10 @@ class TokenFile:
                 hint=f"kernel-hub token add NAME --write ORG --token-file {self.path}",
             ) from None
         stamp = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-        if stamp != self._stamp:
-            self._tokens = _read(self.path)
-            self._stamp = stamp
-        return self._tokens
+        known = self._known
+        if stamp != known[0]:
+            known = self._known = (stamp, _read(self.path))
+        return known[1]
 
     def caller(self, token: str) -> Caller:
         """Return the caller who sends this token, or raise a refusal if the token is unknown or has expired."""

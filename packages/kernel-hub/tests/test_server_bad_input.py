@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -22,6 +23,7 @@ from raw_requests import TOKEN, begin, commit, memory, signed_address, target, u
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
+from kernel_hub.git.objects import LargeFile
 from kernel_hub.http.receive import BodyLimits
 from kernel_hub.refusals import Refusal, wrong_token
 from kernel_hub.settings import RequestLimits
@@ -103,8 +105,13 @@ LONG_FILE = b'{"key": "file", "value": {"content": "eHh4", "path": "metadata.jso
 def test_limits_and_malformed_bodies_are_refused_with_reasons(hub: RunningHub, api: HfApi) -> None:
     with pytest.raises(HfHubHTTPError, match=r"a metadata\.json has at most"):
         commit(api, KERNEL, "build/torch-cpu/metadata.json", b" " * 100_000_000)
-    large = {"files": [{"path": "x.so", "size": 51 << 30}]}
-    refused = requests.post(f"{hub.url}/api/kernels/{KERNEL}/preupload/main", json=large, headers=TOKEN)
+    large = bytes(2 << 20)
+    commit(api, KERNEL, "large.bin", large)
+    pointer = LargeFile(hashlib.sha256(large).hexdigest(), len(large)).pointer()
+    with pytest.raises(HfHubHTTPError, match=r"a metadata\.json has at most"):
+        commit(api, KERNEL, "build/torch-cpu/metadata.json", pointer)
+    listed = {"files": [{"path": "x.so", "size": 51 << 30}]}
+    refused = requests.post(f"{hub.url}/api/kernels/{KERNEL}/preupload/main", json=listed, headers=TOKEN)
     assert refused.status_code == 413 and "takes files up to" in refused.json()["error"]
     with pytest.raises(HfHubHTTPError, match="holds kernels"):
         api.create_repo(KERNEL, repo_type="model")

@@ -241,7 +241,6 @@ class _Upload:
             raise bad_request(f"{path} is bytecode, which Python runs in place of a source: delete it")
         if key == "lfsFile":
             large = self._stored(path, value.get("oid"), value.get("size"))
-            _check_metadata(path, large.size, self._limits.metadata_bytes)
             self.changes.append(FileChange(path, self._stage(large.pointer()), large=large.sha256))
         elif key == "file":
             self._add_file(path, value, file)
@@ -296,4 +295,5 @@ class _Upload:
         if stored is None or (size is not None and size != stored):
             missing = f"the large file {sha256} was not uploaded to {self._repository.repo_id}"
             raise bad_request(f"{path}: {missing}; upload it first")
+        _check_metadata(path, stored, self._limits.metadata_bytes)
         return LargeFile(sha256, stored)
