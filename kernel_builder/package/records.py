@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from kernel_builder.package.assembly import package_key
+from kernel_builder.steps.cache import mark_used
 from kernel_builder.steps.graph import PlannedVariant
 from kernel_format.files import write_atomically
 from kernel_format.tree_digest import hash_tree
@@ -36,6 +37,7 @@ def read(planned: PlannedVariant, package: Path, cache: Path) -> CheckRecord | N
         record = CheckRecord(**{**stored, "passed": tuple(stored["passed"])})
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    mark_used(_path(planned, cache))
     return record if record.tree == hash_tree(package).value else None
 
 

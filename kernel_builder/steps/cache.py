@@ -60,6 +60,8 @@ def missing(graph: Graph, cache: Path, shared: Path | None = None) -> tuple[list
     def has(step: CompileStep | Binary) -> bool:
         output = output_path(cache, step)
         if _read(output) is not None:
+            mark_used(output)
+            mark_used(digest_path(output))
             return True
         portable = all(of.compiler.portable for of in (step.objects if isinstance(step, Binary) else (step,)))
         content = _read(output_path(shared, step)) if shared and portable else None
@@ -83,15 +85,17 @@ def check_path(directory: Path) -> None:
         )
 
 
-def prune(graph: Graph, cache: Path) -> None:
-    """Remove outputs and logs that no build has used for a month; the outputs of the graph count as used now."""
-    steps: list[CompileStep | Binary] = [*graph.compiles, *graph.binaries]
-    used = [output_path(cache, step) for step in steps]
-    for path in (*used, *map(digest_path, used)):
-        with suppress(FileNotFoundError):
-            os.utime(path)
+def mark_used(path: Path) -> None:
+    """Let a file of the cache stay for another month, if the cache can be written."""
+    with suppress(OSError):
+        os.utime(path)
+
+
+def prune(cache: Path) -> None:
+    """Remove outputs, records and logs that no build has used for a month."""
     oldest = time.time() - KEEP_SECONDS
     for folder in ("objects", "binaries", "packages", "translations", "logs"):
         for path in (cache / folder).rglob("*"):
-            if path.is_file() and path.stat().st_mtime < oldest:
-                path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # another build may prune, too
+                if path.is_file() and path.stat().st_mtime < oldest:
+                    path.unlink()

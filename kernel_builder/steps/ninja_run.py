@@ -79,7 +79,7 @@ def run(
             running = _Run(graph, cache, work, jobs, progress or Silent(), idle)
             running.all(compiles, binaries, confinement or Confinement())
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    prune(graph, cache)
+    prune(cache)
     return Outcome(
         steps=len(running.ended),
         compiles=sum(isinstance(step, CompileStep) for step in running.ended),

@@ -244,6 +244,8 @@ def add(
     by_group: dict[str, list[str]] = {}
     for pair in groups:
         group, _, organization = pair.rpartition("=")
+        if not group.strip():  # a user without groups would be in it
+            raise ConfigError(f"expected GROUP=ORG, not {pair!r}", where="--group", hint="--group GROUP=ORG")
         by_group.setdefault(group, []).append(organization)
     for checked in (name, *read, *write, *(pair.rpartition("=")[2] for pair in groups)):
         organization, slash, repository = checked.partition("/")

@@ -105,6 +105,10 @@ def test_token_files(tmp_path: Path) -> None:
         assert invoke("hub", *add, "x", "--write", scope).exit_code and not file.exists(), scope
     expect(0, "", "hub", *add, "x", "--expires", "2099-01-01")
     expect(0, "a/one: write  until 2099-01-01 00:00 UTC", "hub", "token", "list", "--token-file", file)
+    for pair in ("team", "=team", " =*"):
+        with pytest.raises(ConfigError, match="expected GROUP=ORG"):
+            tokens.add(file, "proxy", read=(), write=(), groups=(pair,))
+
     # A file of an earlier version, which has no ends.
     file.write_text(json.dumps({"tokens": [{"name": "old", "sha256": "0" * 64, "scopes": {"a": "read"}}]}))
     assert tokens.TokenFile(file).tokens() == (tokens.Token(name="old", sha256="0" * 64, scopes={"a": "read"}),)

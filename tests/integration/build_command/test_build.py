@@ -68,12 +68,16 @@ def test_a_changed_source_recompiles_itself_and_the_binding_and_both_versions_lo
     before = kernel_builder.build(project, *options, "--out", project / "one")
     unused = kernel_builder.cache / "objects" / "aa" / "unused.o"
     write_files(unused.parent, [unused.name])
-    os.utime(unused, (0, 0))
+    used = [path for kind in ("binaries", "packages") for path in (kernel_builder.cache / kind).rglob("*.*")]
+    for path in (unused, *used):
+        os.utime(path, (0, 0))
+    # One build finds its package unchanged, the other its binary in the cache.
+    assert [kernel_builder.build(project, *options, "--out", project / out)["steps"] for out in ("one", "two")] == [0, 0]
     replace(project / "scale" / "scale_cpu.cpp", "factor * in[i]", "factor * in[i] + 1")
     after = kernel_builder.build(project, *options)
     assert (after["compiles"], after["steps"]) == (2, 3)
     # A build removes outputs that no build has used for a month.
-    assert not unused.exists()
+    assert not unused.exists() and len(used) == 3 and all(path.exists() for path in used)
     assert after["packages"][0]["module"] != before["packages"][0]["module"]
     assert run_python(SOURCES["load_two"], project / "one", project / "build") == "2.0 3.0"
 
