@@ -1,4 +1,4 @@
-"""The builder's public Python API: create a project, build it for the device in hand, and measure calls.
+"""The builder's public Python API: create a project, build it for the current device, and measure calls.
 
 Programs that build and measure kernels, such as torch-kernel-judge, import this module and no other module of the
 builder. It imports Torch.

@@ -80,7 +80,7 @@ class ToolchainSource(Protocol):
         """Return a component, fetched if need be."""
 
     def component_obstacle(self, name: str) -> Obstacle | None:
-        """Return why a component cannot be had on this machine, or None if it can. No network."""
+        """Return why a component is not available on this machine, or None if it can. No network."""
 
     def derived(self, name: str, title: str, make: Callable[[Path], None]) -> Path:
         """Return a directory of the store that `make` fills once."""

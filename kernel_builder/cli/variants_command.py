@@ -47,7 +47,7 @@ def list_variants(
     changed_since: str | None,
     shared: tuple[Path, ...],
 ) -> None:
-    """List the variants that the projects in DIR (default: here) have to offer, and which this machine can build.
+    """List the variants of the projects in DIR (default: here), and which of them this machine can build.
 
     Of several DIR, those without a build.toml are left out; a mistake in one does not stop the others.
 

@@ -40,7 +40,7 @@ def read_project(directory: Path, owner: str | None = None, repo_id: str | None 
 
     Raises:
         ConfigError: If `build.toml` is missing or invalid, or a file that it names is missing or is a symbolic link out
-            of the git work tree, or a back end that it lists lacks kernels, or if `owner` is no name.
+            of the git work tree, or a back end that it lists lacks kernels, or if `owner` is not a name.
     """
     file = directory / build_toml.FILE
     project = build_toml.read(file, Path(os.path.realpath(directory)))
@@ -75,7 +75,7 @@ def _check_backends(project: Project, place: TomlPlace) -> None:
 
 
 def _check_files(root: Path, src: tuple[str, ...], include: tuple[str, ...], place: TomlPlace) -> None:
-    """Raise an error for sources and include directories that are missing, or links too far out."""
+    """Raise an error for sources and include directories that are missing, or links that leave the work tree."""
     for key, paths, kind, exists in (
         ("src", src, "file", Path.is_file),
         ("include", include, "directory", Path.is_dir),

@@ -291,7 +291,7 @@ class RemoteRepository:
         Args:
             branch: The branch, or with `create_pr` the base of a new pull request.
             parent: The commit that the branch pointed to when it was read.
-                        create_pr: Open a pull request instead of moving the branch.
+            create_pr: Open a pull request instead of moving the branch.
         """
         with self._translated_errors(f"commit to {branch}"):
             additions = [_addition(path, content) for path, content in sorted(add.items())]

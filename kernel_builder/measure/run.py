@@ -215,10 +215,9 @@ def _machine(device: str) -> dict[str, Any]:
 @contextlib.contextmanager
 def compiled(function: Function) -> Iterator[Function]:
     """Compile a function with torch.compile for the first shape that it is called with."""
-    import torch._dynamo
     import torch._functorch.config
 
-    torch._dynamo.reset()  # otherwise later shapes compile as dynamic ones, or not at all
+    torch.compiler.reset()  # otherwise later shapes compile as dynamic ones, or not at all
     # A backward pass is timed many times after one forward pass, so it must not reuse the saved buffers.
     with torch._functorch.config.patch(donated_buffer=False):
         yield torch.compile(function, dynamic=False)

@@ -82,7 +82,7 @@ class _File:
     passes_on: frozenset[bytes]  # macros that pass their parameter on to __has_include
     named: frozenset[bytes]  # macros that are a header's name
     defined: frozenset[bytes]  # other macros
-    calls: frozenset[tuple[bytes, bytes]]  # (a macro, its argument that is no header's name) in conditions
+    calls: frozenset[tuple[bytes, bytes]]  # (a macro, its argument that is not a header's name) in conditions
     asks: bool
     asks_next: bool
     computed: bool
@@ -128,8 +128,7 @@ def _read(path: Path, _size: int, _mtime: int) -> _File:
         asks=b"__has_" in bare,
         asks_next=b"_next" in bare,
         computed=not all(name for name, _ in found),
-        # In comments too: nix/sources.nix has to agree, and it does not parse comments.
-        namespace=_NAMESPACE.search(content) is not None,
+        namespace=_NAMESPACE.search(bare) is not None,
         assembled=assembled or (b"incbin" in bare and _ASSEMBLED.search(bare) is not None),
     )
 

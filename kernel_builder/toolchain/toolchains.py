@@ -102,7 +102,7 @@ class Toolchains:
         return ComponentFiles(self.fetch(tree), tree.version, tree.identity)
 
     def component_obstacle(self, name: str) -> Obstacle | None:
-        """Return why a component cannot be had on this machine, or None if it can."""
+        """Return why a component is not available on this machine, or None if it can."""
         if self._tree(name):
             return None
         return Obstacle(f"needs {name}, which the lock does not have for {this_platform()}", _UPDATE)
@@ -150,7 +150,7 @@ class Toolchains:
         return HeaderLibrary(name, files.root, header_libraries.include_directories(files.root), files.identity)
 
     def dependency_obstacle(self, name: str) -> Obstacle | None:
-        """Return why a header library cannot be had, or None if it can.
+        """Return why a header library is not available, or None if it can.
 
         Raises:
             ToolchainError: If the directory that the user gave does not have it.

@@ -66,14 +66,14 @@ def _answer(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
-        raise BuildError("is no answer of the compiler", where=str(path), hint=_HINT)
+        raise BuildError("is not an answer of the compiler", where=str(path), hint=_HINT)
     return answer
 
 
 def _read_output(path: Path) -> bytes:
     """Return the content of a file that the author's code may have replaced by a link to a private one."""
     if path.resolve() != path.parent.parent.resolve() / path.parent.name / path.name or not path.is_file():
-        raise BuildError("is no file of the sandbox", where=str(path), hint=_HINT)
+        raise BuildError("is not a file of the sandbox", where=str(path), hint=_HINT)
     if path.stat().st_size > _MOST_BYTES:
         raise BuildError(f"has more than {_MOST_BYTES >> 20} MB", where=str(path), hint=_HINT)
     return path.read_bytes()

@@ -53,7 +53,7 @@ def translate(text: str | int, scope: Mapping[str, str], where: str) -> Expressi
         where: The place in aot.toml, for errors.
 
     Raises:
-        ConfigError: If it is no expression of the subset, or uses an unknown name.
+        ConfigError: If it is not an expression of the subset, or uses an unknown name.
     """
     tree = parse(text, where)
     translator = _Translator(scope, where)

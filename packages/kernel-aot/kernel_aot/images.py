@@ -39,10 +39,10 @@ def checked_name(name: str) -> str:
     """Return the name of a kernel, which becomes part of C++.
 
     Raises:
-        ValueError: If it is no identifier.
+        ValueError: If it is not an identifier.
     """
     if not re.fullmatch(r"[A-Za-z_][\w$]*", name, re.ASCII):
-        raise ValueError(f"{name!r} is no name of a kernel")
+        raise ValueError(f"{name!r} is not the name of a kernel")
     return name
 
 

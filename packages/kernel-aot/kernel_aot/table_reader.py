@@ -77,13 +77,13 @@ class Reader:
         self.check_names("constants", constants)
         for name in table.get("contiguous", ()):
             if self.scope.get(name) != "Tensor":
-                raise self.error("contiguous", f"{name} is no tensor of the schema", "name its tensors")
+                raise self.error("contiguous", f"{name} is not a tensor of the schema", "name its tensors")
         configs = tuple(self.configs(scope, constants))
         if not table.get("dtypes") and any("tl.T" in {**constants, **row.constants}.values() for row in configs):
             raise self.error("dtypes", "a constexpr is tl.T, and no dtypes are listed", "list them")
         for name in table.get("divisible", ()):
             if name not in {argument.name for argument in arguments}:
-                raise self.error("divisible", f"{name} is no argument of {table['kernel']}", "name its parameters")
+                raise self.error("divisible", f"{name} is not an argument of {table['kernel']}", "name its parameters")
         return Op(
             name=self.name,
             kernel=table["kernel"],
@@ -114,7 +114,7 @@ class Reader:
         if bad or results is None or results[0].count("Tensor") != len(self.table["outputs"]):
             raise self.error(
                 "schema",
-                f"`{[*bad, self.table['schema']][0]}` is no schema of an op with {len(self.table['outputs'])} outputs",
+                f"`{[*bad, self.table['schema']][0]}` is not a schema of {len(self.table['outputs'])} outputs",
                 'write for example "(Tensor x, Tensor(a!) out, float scale=1.0, int n) -> Tensor": parameters are '
                 "Tensor, int, float or bool, and each of `outputs` is a result",
             )
@@ -125,13 +125,13 @@ class Reader:
         match parse(text, where):
             case ast.Call(func=ast.Name("empty_like" | "zeros_like" as kind), args=[ast.Name(like)], keywords=keywords):
                 if self.scope.get(like) != "Tensor":
-                    raise self.error("outputs", f"{like} is no tensor of the schema", f"write {kind}(x) of one")
+                    raise self.error("outputs", f"{like} is not a tensor of the schema", f"write {kind}(x) of one")
                 return Output(name, like, (), self.dtype(keywords), kind == "zeros_like")
             case ast.Call(func=ast.Name("empty" | "zeros" as kind), args=[ast.Tuple(sizes)], keywords=[_] as keywords):
                 each = tuple(translate(ast.unparse(size), self.scope, where) for size in sizes)
                 return Output(name, None, each, self.dtype(keywords), kind == "zeros")
         hint = "write empty_like(x), or empty((x.size(0), 8), dtype=float32); zeros_like and zeros likewise"
-        raise self.error("outputs", f"`{text}` is no allocation", hint)
+        raise self.error("outputs", f"`{text}` is not an allocation", hint)
 
     def dtype(self, keywords: Sequence[ast.keyword]) -> Expression | None:
         if not keywords:
@@ -139,7 +139,7 @@ class Reader:
         found = translate(ast.unparse(keywords[0].value), self.scope, self.where("outputs"))
         if len(keywords) > 1 or keywords[0].arg != "dtype" or found.kind != "dtype":
             hint = "write dtype=float32 or dtype=x.dtype"
-            raise self.error("outputs", f"{ast.unparse(keywords[0])} is no dtype", hint)
+            raise self.error("outputs", f"{ast.unparse(keywords[0])} is not a dtype", hint)
         return found
 
     def arguments(self) -> Iterator[Argument]:
@@ -148,7 +148,7 @@ class Reader:
         for key in ("arguments", "types"):
             for name in self.table.get(key, {}):
                 if name not in names:
-                    raise self.error(key, f"{name} is no parameter of {self.kernel.name}", f"it has {', '.join(names)}")
+                    raise self.error(key, f"{self.kernel.name} has no parameter {name}", f"it has {', '.join(names)}")
         for name in names:
             if name not in self.table["arguments"]:
                 continue

@@ -35,7 +35,7 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[IO[bytes]]:
 
     A reader finds the whole old content or the whole new content. The content is on the disk before the file takes its
     name, so a crash cannot leave an empty file. If the file system permits, the file has no name until then, so a
-    killed process leaves no file; only a replacement has a temporary name for a moment. `path` is no symbolic link.
+    killed process leaves no file; only a replacement has a temporary name for a moment. `path` is not a symbolic link.
 
     Raises:
         OSError: If the directory cannot be written, or the disk is full; the old file is kept.

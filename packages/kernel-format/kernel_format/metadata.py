@@ -18,7 +18,7 @@ TEXT_BYTES = 1 << 20  # of it, as of other texts of a package that every client 
 CROSS_COMPILER = "cross-compiler"
 # The key of `provenance` that lists the capabilities that a build was limited to.
 CAPABILITIES_LIMITED = "capabilities-limited"
-# The key of `provenance` with the digests of the sources; see `build.recorded_sources`.
+# The key of `provenance` with the digests of the sources; see `steps.recorded_sources`.
 SOURCES = "sources"
 # The key of `provenance` with the repository and the variant that the package was built for: a signature covers them.
 PLACE = "built-for"

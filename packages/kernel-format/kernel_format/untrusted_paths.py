@@ -89,7 +89,7 @@ def portable_path(path: object) -> str:
         raise UnsafePath(f"the path {ascii(text)[:100]} has invisible characters, or is not in Unicode's form NFC")
     for part in text.split("/"):
         if _NOT_ON_WINDOWS.fullmatch(part):
-            raise UnsafePath(f"on Windows, {ascii(part)[:100]} in {ascii(text)[:100]} is no file's name")
+            raise UnsafePath(f"on Windows, {ascii(part)[:100]} in {ascii(text)[:100]} is not a file's name")
     return text
 
 

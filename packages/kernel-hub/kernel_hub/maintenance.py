@@ -42,21 +42,19 @@ class Defect:
     repaired: bool
 
 
-def find_defects(hub: Hub, *, digests: bool = False, repair: bool = True, now: float | None = None) -> Iterator[Defect]:
+def find_defects(hub: Hub, *, digests: bool = False, repair: bool = True) -> Iterator[Defect]:
     """Check the whole Hub, and repair defects as far as possible.
 
     Args:
         digests: Read every large file and compare its SHA-256 with its name.
         repair: Whether to repair; if not, defects are only reported.
-        now: The current time in seconds since 1970. None: the clock's.
     """
-    now = time.time() if now is None else now
-    yield from _left_over(hub, repair, now)
+    yield from _left_over(hub, repair)
     for repo_id in list(hub.repositories):
         try:
             repository = hub.repositories.open(repo_id)
             with repository_lock(repository.path, repo_id):
-                defects = _check_repository(hub, repository, repair, now)
+                defects = _check_repository(hub, repository, repair)
         except UNREADABLE as error:
             yield Defect(repo_id, f"the repository cannot be read ({error}); restore it from a backup", False)
             continue
@@ -85,7 +83,7 @@ def _damaged(hub: Hub, repair: bool) -> Iterator[Defect]:
                 yield Defect(f"large file {sha256}", f"{problem}; publish it again", False)
 
 
-def _left_over(hub: Hub, repair: bool, now: float) -> Iterator[Defect]:
+def _left_over(hub: Hub, repair: bool) -> Iterator[Defect]:
     repositories = hub.repositories.root
     paths = [
         *(hub.root / "incoming").iterdir(),
@@ -94,23 +92,23 @@ def _left_over(hub: Hub, repair: bool, now: float) -> Iterator[Defect]:
         *repositories.glob("*/*.git/objects/tmp_object_git2_*"),
         *hub.root.glob(".secret.*"),
     ]
-    yield from _old(hub, paths, "left over from an interrupted operation", repair, now)
+    yield from _old(hub, paths, "left over from an interrupted operation", repair)
 
 
-def _old(hub: Hub, paths: Iterable[Path], problem: str, repair: bool, now: float) -> Iterator[Defect]:
+def _old(hub: Hub, paths: Iterable[Path], problem: str, repair: bool) -> Iterator[Defect]:
     for path in paths:
         with suppress(FileNotFoundError):  # its owner has just removed it
-            if now - path.stat().st_mtime > LEFT_OVER_SECONDS:
+            if time.time() - path.stat().st_mtime > LEFT_OVER_SECONDS:
                 if repair:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
                 yield Defect(str(path.relative_to(hub.root)), problem, repair)
 
 
-def _check_repository(hub: Hub, repository: GitRepository, repair: bool, now: float) -> list[Defect]:
+def _check_repository(hub: Hub, repository: GitRepository, repair: bool) -> list[Defect]:
     """Check one repository. The caller holds the repository's lock, which works on a full disk, too."""
     # Git keeps its lock of a ref or of the configuration for milliseconds, and servers take it under the repository's.
     locks = (*(repository.path / "refs").rglob("*.lock"), *repository.path.glob("*.lock"))
-    defects = list(_old(hub, locks, "a lock of a killed git process", repair, now))
+    defects = list(_old(hub, locks, "a lock of a killed git process", repair))
     for sha256, large in {large.sha256: large for large in repository.owned.referenced()}.items():
         # A pointer is no proof of an upload: the content may be private, and another repository's.
         stored = hub.large_files.size(sha256) if sha256 in repository.owned else None

@@ -143,7 +143,7 @@ class TokenFile:
         Without a user's name, the caller is anonymous. `groups` are separated by commas.
 
         Raises:
-            Refusal: If this is no token of a proxy, or it has expired.
+            Refusal: If this is not a token of a proxy, or it has expired.
         """
         proxy = self._matching(proxy_token, of_proxy=True)
         proxy.caller()

@@ -221,8 +221,8 @@ def test_a_backend_bench_kernel_is_judged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("operator", "arguments", "problem"),
     [
-        ("add.Tensor", "((__import__('os').mkdir('{}'),), {{}})", "is no value"),
-        ("add.Tensor", "((torch.load('{}'),), {{}})", "is no value"),
+        ("add.Tensor", "((__import__('os').mkdir('{}'),), {{}})", "is not a value"),
+        ("add.Tensor", "((torch.load('{}'),), {{}})", "is not a value"),
         ("from_file.default", "(('{}', True, 8), {{}})", "aten.from_file.default opens files"),
     ],
 )

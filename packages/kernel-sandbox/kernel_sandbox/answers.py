@@ -46,7 +46,7 @@ def read_answer(connection: socket.socket, seconds: float, most: int, check: Cal
 
 def _finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
-        raise ValueError(f"{text} is no finite number")
+        raise ValueError(f"{text} is not a finite number")
     return number
 
 

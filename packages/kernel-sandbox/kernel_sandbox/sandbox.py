@@ -103,8 +103,9 @@ def prefix(kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[
     """Return the words before a worker's command: those of bubblewrap, or none."""
     if kind != BUBBLEWRAP:
         return []
-    # If bubblewrap is killed while it starts, its child may sleep for ever (github.com/containers/bubblewrap/
-    # issues/633). On the CPU, bubblewrap is the first process of a pid namespace, with which the child ends.
+    # If bubblewrap is killed while it starts, its child may sleep for ever:
+    # https://github.com/containers/bubblewrap/issues/633. On the CPU, bubblewrap is the first process of a pid
+    # namespace, with which the child ends.
     words = [*_program(kind, scratch, paths, device), find_program("bwrap") or "bwrap"]
     words += ["--die-with-parent", "--unshare-user", "--unshare-net", "--unshare-uts", "--cap-drop", "ALL"]
     # Root's processes are root for /proc/sys in a user namespace as well: core_pattern names a program outside.

@@ -66,7 +66,7 @@ def read_skill(directory: Path) -> Skill:
     where = str(file)
     for path in directory.rglob("*"):  # an agent's link could lead to a private file
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise ConfigError("is no regular file", where=str(path), hint="write its text into the skill, or remove it")
+            raise ConfigError("is not a regular file", where=str(path), hint="copy its text to the skill, or remove it")
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:

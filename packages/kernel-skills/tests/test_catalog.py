@@ -75,7 +75,7 @@ def test_a_skill_has_no_links(tmp_path: Path) -> None:
     """An agent that writes a skill could put a private file of the user into it."""
     write_files(tmp_path / "mine", {"SKILL.md": "---\nname: mine\ndescription: a\n---\n"})
     (tmp_path / "mine" / "private.md").symlink_to("/etc/hostname")
-    with pytest.raises(ConfigError, match=r"private\.md: is no regular file"):
+    with pytest.raises(ConfigError, match=r"private\.md: is not a regular file"):
         read_skill(tmp_path / "mine")
 
 

@@ -148,7 +148,7 @@ def _value(node: ast.expr, tensor: Callable[..., Any]) -> Any:
             return tensor(*(_value(argument, tensor) for argument in arguments), **named)
         case ast.Call(ast.Attribute(ast.Name("torch" | "th"), "device"), [ast.Constant(str(name))], []):
             return torch.device(name)
-    raise ValueError(f"`{ast.unparse(node)}` is no value")
+    raise ValueError(f"`{ast.unparse(node)}` is not a value")
 
 
 def _tensor(shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None = None, device: Any = None) -> Any:

@@ -165,7 +165,7 @@ class DefinitionTask(Task):
     def _loaded(self, name: str, entry: Mapping[str, Any], shape: tuple[int, ...] | None) -> torch.Tensor:
         path = self._blob(name, entry)
         with safe_open(path, framework="pt") as file:
-            if entry["tensor_key"] not in file.keys():  # noqa: SIM118 - it is no dictionary
+            if entry["tensor_key"] not in file.keys():  # noqa: SIM118 - it is not a dictionary
                 raise ConfigError(f"has no tensor {entry['tensor_key']!r}", where=str(path), hint="see tensor_key")
             tensor: torch.Tensor = file.get_tensor(entry["tensor_key"])
         expected = shape, getattr(torch, self.definition["inputs"][name]["dtype"])

@@ -189,7 +189,7 @@ def read(path: Path) -> Task:
         raise ConfigError(f"is not YAML: {error}", where=str(file), hint="correct the line that is named") from error
     for key in set(settings) - _KEYS if isinstance(settings, dict) else ():
         if close := difflib.get_close_matches(str(key), _KEYS, n=1, cutoff=0.8):
-            raise ConfigError("is no key", where=f"{file}: {key}", hint=f"did you mean {close[0]!r}?")
+            raise ConfigError("is not a key", where=f"{file}: {key}", hint=f"did you mean {close[0]!r}?")
     for key, expected in (("files", list), ("lang", str), ("tests", list), ("benchmarks", list)):
         if not isinstance(settings, dict) or not isinstance(settings.get(key), expected):
             raise ConfigError(f"expected a {expected.__name__}", where=f"{file}: {key}", hint="see gpu-mode/kernelbot")

@@ -68,7 +68,7 @@ extern "C" void __ubsan_handle_out_of_bounds(const OutOfBounds* data, uintptr_t 
                  emulator::shown(data->location.file), data->location.line);
 }
 extern "C" void __ubsan_handle_type_mismatch_v1(const Mismatch* data, uintptr_t address) {
-  emulator::fail("accesses %s at the address %#zx, which is no multiple of %d (%s:%u)", data->type->name,
+  emulator::fail("accesses %s at the address %#zx, which is not a multiple of %d (%s:%u)", data->type->name,
                  static_cast<size_t>(address), 1 << data->log_alignment, emulator::shown(data->location.file),
                  data->location.line);
 }

@@ -65,7 +65,7 @@ def _copy_file(name: Path, target: Path, taken: Counter[str], directory: int | N
     with os.fdopen(descriptor, "rb"):
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "is no regular file", str(name))
+            raise OSError(errno.EINVAL, "is not a regular file", str(name))
         _take(taken, name, status.st_size)
         with target.open("xb") as copy:
             left = status.st_size  # no more, if it grows

@@ -34,7 +34,7 @@ class ResultError(Exception):
 
 
 def without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Return nested arguments with a placeholder for each tensor, and append the tensors to `found`."""
+    """Return nested arguments with a placeholder for each tensor, and append each to `tensors`."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return Placeholder(len(tensors) - 1)

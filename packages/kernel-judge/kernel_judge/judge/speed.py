@@ -295,7 +295,7 @@ class _TimedRuns:
 
 
 def reported_seconds(answer: object) -> float:
-    """Return the time that a worker reports; infinity, which no clock agrees with, if it is no time."""
+    """Return the time that a worker reports; infinity, which no clock agrees with, if it is not a time."""
     return answer if isinstance(answer, float) and math.isfinite(answer) else math.inf
 
 
