@@ -29,12 +29,9 @@ _BEFORE = (
     "exec >> log 2>&1",
     f'take() {{ mv -f "{INSIDE}/$1" "$1" && [ -f "$1" ] && [ ! -L "$1" ]; }}',
 )
-_UNCONFINED = Confinement()
 
 
-def stage_compile(
-    step: CompileStep, directory: Path, *, threads: int = 1, confinement: Confinement = _UNCONFINED
-) -> None:
+def stage_compile(step: CompileStep, directory: Path, *, threads: int, confinement: Confinement) -> None:
     """Write the directory of a compile step. The script leaves the object and the lists of files in it."""
     inside = directory / INSIDE
     compiler = step.compiler
@@ -63,9 +60,7 @@ def stage_compile(
     _write_script(directory, shown, [compile_it, "take out.o", f"take {HEADERS_READ}", *lists], confinement)
 
 
-def stage_link(
-    binary: Binary, directory: Path, objects: Sequence[Path], confinement: Confinement = _UNCONFINED
-) -> None:
+def stage_link(binary: Binary, directory: Path, objects: Sequence[Path], confinement: Confinement) -> None:
     """Write the directory of a link step. The script leaves the binary in it as `out.so`.
 
     A binary that calls a library of `linked_if_called`, such as the CUDA driver, is linked a second time, with it.

@@ -16,6 +16,7 @@ from kernel_builder.backends.tools import HostCompiler
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.steps import compile_steps, files_read
+from kernel_builder.steps.confinement import Confinement
 from kernel_builder.steps.graph import CompileStep
 from kernel_builder.steps.step_scripts import stage_compile
 from kernel_builder.toolchain import Toolchains, host_compiler
@@ -32,7 +33,7 @@ def clang_step(directory: Path, toolchains: Toolchains) -> CompileStep:
 def compiled(step: CompileStep, work: Path) -> tuple[bytes, list[Path]]:
     """Return the object, and the machine's headers that it is made from, all of which the step may read."""
     work.mkdir()
-    stage_compile(step, work / step.key)
+    stage_compile(step, work / step.key, threads=1, confinement=Confinement())
     subprocess.run(["sh", f"{step.key}/run.sh"], cwd=work, env=host_compiler.environment(), check=True)
     read = [Path(name) for name in files_read.listed(work / step.key) if name.startswith("/")]
     others = [work, *step.roots.values(), *(root.resolve() for root in step.roots.values())]
