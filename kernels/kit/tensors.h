@@ -93,6 +93,13 @@ inline void check_shape(const Tensor& tensor, const char* argument, IntHeaderOnl
   }
 }
 
+// Throws if elements of a tensor that an op changes share their memory.
+inline void check_not_expanded(const Tensor& tensor, const char* argument) {
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (tensor.size(dim) > 1 && tensor.stride(dim) == 0) fail(argument, "must not be expanded, to be changed in place");
+  }
+}
+
 // Throws unless the tensor has the device, the dtype and the shape of `other`.
 inline void check_like(const Tensor& tensor, const char* argument, const Tensor& other, const char* other_name = "x") {
   check_dtype(tensor, argument, other, other_name);

@@ -137,7 +137,11 @@ def test_new_token_in_a_view():
     key, value = (storage[:, 3:33, i].transpose(1, 2) for i in (0, 1))
     new_key, new_value = (random(2, 2, 1, 64, dtype=torch.bfloat16) for _ in range(2))
     position = torch.tensor(10, device=DEVICE)
+    saved = [torch.ones_like(cached, requires_grad=True) * cached for cached in (key, value)]
     kernel.attention(query, key, value, new_key=new_key, new_value=new_value, position=position)
+    for product in saved:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
     for i, new in enumerate((new_key, new_value)):
         before[:, 13, i] = new[:, :, 0]
     assert torch.equal(storage, before)
@@ -222,6 +226,11 @@ def test_by_torch():
     torch.testing.assert_close(*grads)
     with torch.autocast(DEVICE, torch.bfloat16):
         assert kernel.attention(*tensors[:1], key, value).dtype == torch.bfloat16
+    tables = [random(1, 64, dtype=torch.float32, requires_grad=True) for _ in range(2)]
+    rotated = [tensor.detach() for tensor in (query, key, value)]
+    new = dict(zip(("new_key", "new_value", "cos", "sin"), [new_key.detach(), new_value.detach(), *tables]))
+    out = kernel.attention(*rotated, **new, position=position)
+    assert all(grad.any() for grad in torch.autograd.grad(out.square().sum(), tables))
     with torch.no_grad():
         assert not ours(*tensors).requires_grad
     if DEVICE == "cpu":

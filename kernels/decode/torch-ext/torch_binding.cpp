@@ -204,11 +204,7 @@ Heads written_heads(Tensor& tensor, const char* argument) {
          "must have adjacent elements in its last dimension, and on CUDA heads that start at 16-byte boundaries, to be "
          "changed in place");
   }
-  for (int64_t dim = 0; dim < 3; ++dim) {
-    if (tensor.size(dim) > 1 && tensor.stride(dim) == 0) {
-      fail(argument, "must not be expanded, to be changed in place");
-    }
-  }
+  check_not_expanded(tensor, argument);
   return heads_of(tensor, tensor.mutable_data_ptr());
 }
 

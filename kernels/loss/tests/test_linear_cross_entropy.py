@@ -160,6 +160,8 @@ def test_cuda_graph():
         (r"linear_weight must have shape \[classes, 16\]", {"linear_weight": torch.zeros(32, 8)}),
         (r"linear_bias must have shape \[32\]", {"linear_bias": torch.zeros(8)}),
         ("reduction must be 'mean' or 'sum', not 'none'", {"reduction": "none"}),
+        ("label_smoothing must be from 0 to 1, not 2.0", {"label_smoothing": 2.0}),
+        ("label_smoothing must be a number, not str", {"label_smoothing": "0"}),
         ("target must be int64", {"target": torch.zeros(4, dtype=torch.int32)}),
         ("linear_weight must be a Tensor, not list", {"linear_weight": [1]}),
     ],

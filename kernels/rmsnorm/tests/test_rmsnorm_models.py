@@ -99,5 +99,7 @@ def test_in_place_refuses_what_it_cannot_write():
             kernel.add_rms_norm_(x, tensor, weight)
     with pytest.raises(RuntimeError, match="weight must have the dtype of x"):
         kernel.add_rms_norm_(x, x.clone(), weight.float(), rounding="before_weight")
+    with pytest.raises(RuntimeError, match="residual must not be x"):
+        kernel.add_rms_norm_(x, x, weight)
     with pytest.raises(NotImplementedError, match="has no gradient"):
         kernel.add_rms_norm_(x, x.clone(), weight.requires_grad_())

@@ -50,10 +50,7 @@ Tensor allocate_normed(const rmsnorm::Forward& problem, const Tensor& x) {
 
 // Throws unless the rows of a tensor can be written in place.
 void check_writable(const Tensor& tensor, const char* argument) {
-  const auto sizes = tensor.sizes(), strides = tensor.strides();
-  for (size_t dim = 0; dim < sizes.size(); ++dim) {
-    if (sizes[dim] > 1 && strides[dim] == 0) fail(argument, "must not be expanded, to be changed in place");
-  }
+  check_not_expanded(tensor, argument);
   Tensor rows = tensor;
   if (tensor.numel() > 0 && rows_of(rows).data != tensor.const_data_ptr()) {
     fail(argument, "must have adjacent elements in its last dimension, to be changed in place");
@@ -95,6 +92,7 @@ void add_rms_norm_(Tensor x, Tensor residual, MaybeTensor weight, double eps, do
   check_like(residual, "residual", x);
   check_writable(x, "x");
   check_writable(residual, "residual");
+  if (x.numel() > 0 && residual.const_data_ptr() == x.const_data_ptr()) fail("residual", "must not be x");
   [[maybe_unused]] const auto device = enter(x);
   run(problem, x, residual);
 }

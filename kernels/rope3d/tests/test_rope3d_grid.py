@@ -3,6 +3,7 @@
 import math
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from reference_rope3d import (
@@ -110,6 +111,21 @@ def test_tables_are_kept_apart():
     kernel.rope3d(q, None, GRID, theta=77.0)[0].sum().backward()
 
 
+def test_no_table_is_kept_for_what_may_change():
+    q = random(1, TOKENS, 1, 64, dtype=torch.float32)
+    second, third = (0.0, 1.0, 2.0, 3.0), range(5)
+    first, numbers = torch.tensor(0.0), [100.0, 10.0, 100.0]
+    for changed, arguments in (
+        (theta := torch.tensor(numbers), {"theta": theta}),
+        (scale := np.array(numbers), {"scale": scale}),
+        (first, {"positions": [(first, 1.0, 2.0), second, third]}),
+        (axis := np.array([0.0, 1.0, 2.0]), {"positions": [axis, second, third]}),
+    ):
+        before = kernel.rope3d(q, None, GRID, **arguments)[0]
+        changed.__iadd__(5.0)
+        assert not torch.equal(before, kernel.rope3d(q, None, GRID, **arguments)[0])
+
+
 def test_tables_kept_are_bounded():
     kept = kernel.tables.Kept(most_bytes=100)
     for size in (10, 5, 12, 8, 3, 2, 1):
@@ -206,6 +222,11 @@ def test_elements_apart():
         kernel.rope3d(q, None, GRID, inplace=True)
     with pytest.raises(RuntimeError, match="k must have adjacent elements"):
         kernel.rope3d(q.contiguous(), q, GRID, inplace=True)
+    q = q.contiguous()
+    with pytest.raises(RuntimeError, match="q must not be expanded"):
+        kernel.rope3d(q.expand(2, -1, -1, -1), None, GRID, inplace=True)
+    with pytest.raises(RuntimeError, match="k must not be q"):
+        kernel.rope3d(q, q, GRID, inplace=True)
 
 
 @pytest.mark.parametrize("shape", [(0, TOKENS, 2, 64), (2, TOKENS, 0, 64), (2, TOKENS, 2, 0), (2, 0, 2, 64)])

@@ -85,6 +85,7 @@ void launch_rotation(const Rotation& problem, const Tensor& q) {
 
 void set_in_place(const Tensor& x, const char* argument, rope3d::Side& side, int64_t width, const Form& form) {
   if (!adjacent(x)) fail(argument, "must have adjacent elements in its last dimension to be rotated in place");
+  check_not_expanded(x, argument);
   side.from = side.to = x.mutable_data_ptr();
   side.from_strides = side.to_strides = strides_of(x, form, width);
 }
@@ -97,6 +98,7 @@ auto rotate(Rotation& problem, Tensor q, MaybeTensor k, const Form& form) {
   if constexpr (kInPlace) {
     set_in_place(q, "q", problem.sides[0], problem.width, form);
     if (k.has_value()) set_in_place(*k, "k", problem.sides[1], problem.width, form);
+    if (q.numel() > 0 && problem.sides[1].from == problem.sides[0].from) fail("k", "must not be q");
     launch_rotation(problem, q);
   } else {
     Tensor to_q = result_for(q, problem.sides[0], problem, form);

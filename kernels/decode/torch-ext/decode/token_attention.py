@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from ._ops import add_op_namespace_prefix, ops
 from .dispatch import has_tensor_cores, is_for_torch
@@ -73,7 +74,7 @@ def attention(
     """
     if scale is None:
         scale = query.shape[-1] ** -0.5
-    tensors = query, key, value, new_key, new_value, query_weight, key_weight
+    tensors = query, key, value, new_key, new_value, cos, sin, query_weight, key_weight
     by_torch = is_for_torch(*tensors) or not has_tensor_cores(query)
     is_rotated = cos is not None or sin is not None or query_weight is not None or key_weight is not None
     if new_key is None and new_value is None and position is None and not constant_cache and not is_rotated:
@@ -95,7 +96,10 @@ def attention(
         return _cached_attention_by_torch(query, new_key, new_value, key, value, position, mask, scale)
     if constant_cache and not options:
         options = (True,)
-    return _cached_attention(query, new_key, new_value, key, value, position, mask, scale, *options)
+    result = _cached_attention(query, new_key, new_value, key, value, position, mask, scale, *options)
+    # The dispatcher does not do this for an op that autograd does not know.
+    increment_version((key, value))
+    return result
 
 
 def _check_rotary(cos, sin, query_weight, key_weight, rounding):

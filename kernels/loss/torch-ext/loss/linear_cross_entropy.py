@@ -50,13 +50,15 @@ def linear_cross_entropy(
 
     Raises:
         TypeError: If an argument has a wrong type; the message names it.
-        ValueError: If `reduction` has another value, or if shapes do not fit.
+        ValueError: If `reduction` or `label_smoothing` has another value, or if shapes do not fit.
         RuntimeError: If a tensor has a wrong dtype or device.
     """
     if reduction not in ("mean", "sum"):
         raise ValueError(f"loss: reduction must be 'mean' or 'sum', not {reduction!r}")
     options = reduction, ignore_index, label_smoothing, softcap, z_loss
     try:
+        if not 0 <= label_smoothing <= 1:
+            raise ValueError(f"loss: label_smoothing must be from 0 to 1, not {label_smoothing}")
         _check_shapes(input, linear_weight, target, linear_bias)
         input, target = input.reshape(-1, input.shape[-1]), target.reshape(-1)
         if torch.is_autocast_enabled(input.device.type):

@@ -81,7 +81,7 @@ def rope3d(
             except TypeError:  # the key contains lists
                 arguments = None
             if arguments is None:
-                arguments = _keep_arguments(_frozen(key))
+                arguments = _keep_arguments(key)
         if arguments is None:
             arguments = _arguments(*key)
         return _rotate(_TOKENS if grid is None else _GRID, q, k, *arguments, inplace)
@@ -191,12 +191,13 @@ def _indexes(grid, device):
 
 def _keep_arguments(key):
     """Return the table and the options of `rotate_grid`, kept for later calls; None if they cannot be kept."""
+    try:
+        key = _frozen(key)
+    except TypeError:
+        return None
     if key in _kept.entries:
         return _kept.entries[key]
     device, width, grid, positions, *rest = key
-    # The values of tensors may change.
-    if positions is not None and any(isinstance(axis, Tensor) for axis in positions):
-        return None
     if _in_capture(device) or device.type == "meta" or is_transformed():
         return None
     with torch.inference_mode(False), torch.no_grad():
@@ -210,8 +211,14 @@ def _in_capture(device):
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def _frozen(value: object) -> object:
-    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
+def _frozen(value):
+    """Return a value with tuples in place of lists; raise a TypeError for tensors and arrays, which may change."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_frozen, value))
+    if isinstance(value, Tensor):
+        raise TypeError
+    hash(value)
+    return value
 
 
 @torch.library.impl(add_op_namespace_prefix("grid_table"), "CompositeExplicitAutograd")
