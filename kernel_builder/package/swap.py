@@ -57,12 +57,6 @@ def publish(staged: Path, destination: Path, *, outdated: Sequence[str] = ()) ->
         (destination / name).rename(staged / f"{name}.outdated")
 
 
-def is_of(package: Path, kernel: str) -> bool:
-    """Return whether a package's metadata names this kernel, or no kernel."""
-    metadata = PackageMetadata.read(package)
-    return metadata is None or metadata.name in {None, kernel}
-
-
 def check_replaced(destination: Path, names: Iterable[str], kernel: str | None = None) -> None:
     """Raise a PackageError if the place of one of these packages has other files.
 
@@ -77,7 +71,8 @@ def check_replaced(destination: Path, names: Iterable[str], kernel: str | None =
                 where=str(place),
                 hint="move or remove it, or choose another destination with --out",
             )
-        if kernel and not is_of(place, kernel):
+        metadata = PackageMetadata.read(place) if kernel else None
+        if metadata and metadata.name not in {None, kernel}:
             raise PackageError(
                 f"is a package of another kernel than {kernel}",
                 where=str(place),

@@ -15,7 +15,7 @@ from kernel_builder.config import known_backends, notices, offered
 from kernel_builder.config.project import KernelDependency, Project
 from kernel_builder.config.project_files import own_directory, read_project
 from kernel_builder.config.variant import Variant
-from kernel_builder.package.swap import check_replaced, is_of
+from kernel_builder.package.swap import check_replaced
 from kernel_builder.pipeline.summary import FailedVariant
 from kernel_builder.plural import listed
 from kernel_builder.steps import buildable
@@ -30,6 +30,7 @@ from kernel_format.errors import (
     StoreError,
     VariantError,
 )
+from kernel_format.metadata import PackageMetadata
 
 
 @dataclass(frozen=True)
@@ -92,14 +93,15 @@ class Selection:
         """Return the names of packages in the destination that the project no longer offers.
 
         It leaves out variants that only this machine cannot build, which may come from another machine, and packages
-        of other kernels.
+        of other kernels. Packages of old builders name no kernel.
         """
         kept = {variant.name for variant in (*offered.variants(self.project, whole=True), *self.variants)}
         try:
-            present = [entry for entry in self.destination.iterdir() if (entry / "metadata.json").is_file()]
+            entries = {entry.name: entry for entry in self.destination.iterdir() if Variant.find(entry.name)}
         except OSError:
             return []
-        return [entry.name for entry in present if entry.name not in kept and is_of(entry, self.project.name)]
+        others = {name: PackageMetadata.read(entry) for name, entry in entries.items() if name not in kept}
+        return [name for name, metadata in others.items() if metadata and metadata.name in {None, self.project.name}]
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from kernel_format.files import write_atomically
 
 # Outputs that no build has used for this long are removed; they can be built again.
 KEEP_SECONDS = 30 * 24 * 3600
+# Of the cache's files; a user's directory as the cache may have others.
+_NAME = re.compile(r"[0-9a-f]{64}(\.\w+)*")
 
 
 def output_path(cache: Path, step: CompileStep | Binary) -> Path:
@@ -97,5 +99,5 @@ def prune(cache: Path) -> None:
     for folder in ("objects", "binaries", "packages", "translations", "logs"):
         for path in (cache / folder).rglob("*"):
             with suppress(FileNotFoundError):  # another build may prune, too
-                if path.is_file() and path.stat().st_mtime < oldest:
+                if _NAME.fullmatch(path.name) and path.is_file() and path.stat().st_mtime < oldest:
                     path.unlink()

@@ -66,8 +66,10 @@ def test_a_changed_source_recompiles_itself_and_the_binding_and_both_versions_lo
 ) -> None:
     project, options = copy_project("stable-scale"), ("--backend", "cpu", "--no-load")
     before = kernel_builder.build(project, *options, "--out", project / "one")
-    unused = kernel_builder.cache / "objects" / "aa" / "unused.o"
-    write_files(unused.parent, [unused.name])
+    unused = kernel_builder.cache / "objects" / "aa" / f"{64 * 'a'}.o"
+    other = kernel_builder.cache / "packages" / "mine.py"  # the cache is a directory with files of the user
+    for path in (unused, other):
+        write_files(path.parent, [path.name])
     used = [path for kind in ("binaries", "packages") for path in (kernel_builder.cache / kind).rglob("*.*")]
     for path in (unused, *used):
         os.utime(path, (0, 0))
@@ -78,7 +80,7 @@ def test_a_changed_source_recompiles_itself_and_the_binding_and_both_versions_lo
     after = kernel_builder.build(project, *options)
     assert (after["compiles"], after["steps"]) == (2, 3)
     # A build removes outputs that no build has used for a month.
-    assert not unused.exists() and len(used) == 3 and all(path.exists() for path in used)
+    assert not unused.exists() and len(used) == 4 and all(path.exists() for path in used)
     assert after["packages"][0]["module"] != before["packages"][0]["module"]
     assert run_python(SOURCES["load_two"], project / "one", project / "build") == "2.0 3.0"
 
@@ -156,13 +158,20 @@ def test_other_files_in_build_are_kept(copy_project: Copy, kernel_builder: Run, 
     place.unlink()
 
     old = project / "build" / "torch29-cxx11-cpu-x86_64-linux"
-    write_files(project / "build", {"notes/mine.txt": "mine", f"{old.name}/metadata.json": "{}"})
+    kept = {
+        "notes/mine.txt": "mine",
+        "data/metadata.json": '{"rows": 3}',
+        "torch29-cxx98-cpu-x86_64-linux/metadata.json": "-",
+    }
+    write_files(project / "build", {**kept, f"{old.name}/metadata.json": "{}"})
     kernel_builder.build(project, "--variant", "torch-cpu", "--no-load")
     assert old.exists()
     kernel_builder.build(project, "--no-load")
     # The project no longer offers this variant, so a full build removes it.
-    assert sorted(path.name for path in (project / "build").iterdir()) == ["notes", "torch-cpu", "torch-cuda"]
-    assert (project / "build" / "notes" / "mine.txt").read_text() == "mine"
+    assert {path.name for path in (project / "build").iterdir()} - {"torch-cpu", "torch-cuda"} == {
+        name.partition("/")[0] for name in kept
+    }
+    assert all((project / "build" / name).read_text() == text for name, text in kept.items())
     assert sorted(path.name for path in project.iterdir()) == ["build", "build.toml", "torch-ext"]
 
 

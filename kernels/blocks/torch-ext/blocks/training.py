@@ -77,7 +77,7 @@ def _head_of(logits: Any) -> Optional[tuple[list[Node], float]]:
             logits = logits.args[0]
         elif not cap and (capped := next(matches(_CAPPED, logits), None)) is not None:
             chain += capped.nodes
-            logits, cap = capped["x"], float(capped["cap"])
+            logits, cap = capped["x"], abs(float(capped["cap"]))
         else:
             return None
 

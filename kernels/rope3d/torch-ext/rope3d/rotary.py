@@ -193,10 +193,10 @@ def _keep_arguments(key):
     """Return the table and the options of `rotate_grid`, kept for later calls; None if they cannot be kept."""
     try:
         key = _frozen(key)
+        if key in _kept.entries:
+            return _kept.entries[key]
     except TypeError:
         return None
-    if key in _kept.entries:
-        return _kept.entries[key]
     device, width, grid, positions, *rest = key
     if _in_capture(device) or device.type == "meta" or is_transformed():
         return None
@@ -212,12 +212,11 @@ def _in_capture(device):
 
 
 def _frozen(value):
-    """Return a value with tuples in place of lists; raise a TypeError for tensors and arrays, which may change."""
+    """Return a value with tuples in place of lists; raise a TypeError for tensors, which may change."""
     if isinstance(value, (list, tuple)):
         return tuple(map(_frozen, value))
     if isinstance(value, Tensor):
         raise TypeError
-    hash(value)
     return value
 
 
