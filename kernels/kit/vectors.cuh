@@ -29,7 +29,6 @@ __device__ __forceinline__ VectorOf<T> vector_of(uint4 word) {
 #if defined(USE_ROCM)
 
 __device__ __forceinline__ uint4 load_word(const uint4* from) { return *from; }
-__device__ __forceinline__ uint4 load_word_nc(const uint4* from) { return *from; }
 
 // The second argument gives the type.
 template <typename Word>
@@ -44,23 +43,14 @@ __device__ __forceinline__ void store_shared(SharedAddress to, Word word) {
 #else
 
 // Loads a vector with an ordinary load. The memory clobber keeps it in program order; the compiler would move a plain
-// load after asynchronous copies, which need no registers.
+// load after asynchronous copies, which need no registers. Not with .nc: the memory consistency model of PTX leaves
+// such loads out, so that no grid wait orders them after the stores of the previous kernel.
 __device__ __forceinline__ uint4 load_word(const uint4* from) {
   uint4 word;
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
                : "l"(from)
                : "memory");
-  return word;
-}
-
-// Loads a vector through the read-only path. Volatile, so that a thread's loads are all in flight before the first is
-// used; the compiler would move each next to its use to save registers.
-__device__ __forceinline__ uint4 load_word_nc(const uint4* from) {
-  uint4 word;
-  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
-               : "l"(from));
   return word;
 }
 
@@ -164,8 +154,8 @@ __device__ __forceinline__ void load_words(const void* data, int64_t index, Dyna
                                            float (&values)[kDynamicWidth]) {
   const auto* const from =
       reinterpret_cast<const uint4*>(static_cast<const char*>(data) + index * type.element_bytes());
-  uint4 words[2]{load_word_nc(from), {}};
-  if (type.is_float32) words[1] = load_word_nc(from + 1);
+  uint4 words[2]{load_word(from), {}};
+  if (type.is_float32) words[1] = load_word(from + 1);
   decode_words(words, type, values);
 }
 __device__ __forceinline__ void store_words(void* data, int64_t index, DynamicType type,

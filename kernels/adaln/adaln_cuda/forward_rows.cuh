@@ -66,8 +66,8 @@ __device__ __forceinline__ void load_gate(const TiledForward& problem, const Til
   for (int i = 0; i < kForwardTable[kRow].vectors; ++i) {
     if (position.has(i)) {
       const auto* from = reinterpret_cast<const uint4*>(row + (position.column + i * position.step) * bytes);
-      gates[i][0] = load_word_nc(from);
-      if (float32_gate) gates[i][1] = load_word_nc(from + 1);
+      gates[i][0] = load_word(from);
+      if (float32_gate) gates[i][1] = load_word(from + 1);
     }
   }
   if (!problem.centered) return;
