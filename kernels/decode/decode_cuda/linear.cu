@@ -41,7 +41,7 @@ struct Layers : Linear {
   bool constant_weights;
   int cluster;  // blocks that share a tile
   int tiles;
-  unsigned at_once;  // blocks that start with the grid
+  bool prefetches;  // weights that are not constant
 };
 
 // One of several weights. clang would choose between their addresses, and put them into local memory.
@@ -108,21 +108,13 @@ __device__ __forceinline__ void finish(const Layers& layers, const Tile& tile, b
 
 // --- tensor cores ----------------------------------------------------------------------------------------------------
 
-// Loads a vector of weights: not kept in L1, which x needs. With .nc, ptxas moves the loads of kernels that compute
-// several tiles before the grid wait; without, the others take up to 4 % longer (H200).
-template <bool kLoops>
+// Loads a vector of weights: not kept in L1, which x needs. Not with .nc, which no grid wait orders, see load_word.
 __device__ __forceinline__ uint4 load_weights([[maybe_unused]] const void* from) {
   uint4 word{};
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  if constexpr (kLoops) {
-    asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
-                 : "l"(from));
-  } else {
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
-                 : "l"(from));
-  }
+  asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+               : "l"(from));
 #endif
   return word;
 }
@@ -143,12 +135,13 @@ __global__ void __launch_bounds__(kPlans[kPlan].warps* kWarp, kPlans[kPlan].bloc
   constexpr int kAhead = kPlans[kPlan].ahead, kLoads = kAhead * kVectors;
   constexpr bool kClusters = kPlans[kPlan].clusters && !kNorm, kLoops = kPlans[kPlan].loops || kNorm;
   const int cluster = kClusters ? layers.cluster : 1;
-  const int stride = cluster * kWarps * kStep;  // from these inputs to the next ones of the warp
+  constexpr int kNear = kWarps * kStep;         // from these inputs to the next ones that a thread has in flight
+  const int stride = cluster * kAhead * kNear;  // to those that it reads after them
   trigger_next_grid();
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int g = lane / 4, t = lane % 4, rank = static_cast<int>(blockIdx.x) % cluster;
   Tile tile(layers, static_cast<int>(blockIdx.x) / cluster);
-  const int first_step = (rank * kWarps + warp) * kStep, first = first_step + t * 8;
+  const int first_step = (rank * kAhead * kWarps + warp) * kStep, first = first_step + t * 8;
   extern __shared__ VectorOf<__nv_bfloat16> weighted_x[];  // with a norm: x times the norm's weight
   const int64_t row_of_x = layers.inputs + (kNorm ? kGap : 0);
   const T *low, *high, *x;
@@ -164,22 +157,21 @@ __global__ void __launch_bounds__(kPlans[kPlan].warps* kWarp, kPlans[kPlan].bloc
   start(tile);
   const bool has_row = g < layers.rows;
 
-  const auto offset = [&](int i) { return i / kVectors * stride + i % kVectors * 32; };
+  const auto offset = [&](int i) { return i / kVectors * kNear + i % kVectors * 32; };
   uint4 next_low[kLoads], next_high[kLoads];
   const auto load_next = [&] {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      next_low[i] = offset(i) < left ? load_weights<kLoops>(low + offset(i)) : uint4{};
-      next_high[i] = offset(i) < left ? load_weights<kLoops>(high + offset(i)) : uint4{};
+      next_low[i] = offset(i) < left ? load_weights(low + offset(i)) : uint4{};
+      next_high[i] = offset(i) < left ? load_weights(high + offset(i)) : uint4{};
     }
   };
   if (!layers.constant_weights) {
     // The first weights come to L2 meanwhile, where later stores of the previous kernel change them.
-    constexpr int kBlock = kWarps * kStep, kFirst = kAhead * kBlock;
-    const int skipped = rank * (kFirst - kBlock), bytes = min(kFirst, left - skipped) * static_cast<int>(sizeof(T));
-    if (threadIdx.x < kWarp && t == 0 && bytes > 0 && blockIdx.x < layers.at_once) {
-      prefetch_to_l2(low + skipped, bytes);
-      prefetch_to_l2(high + skipped, bytes);
+    const int bytes = min(kAhead * kNear, left) * static_cast<int>(sizeof(T));
+    if (layers.prefetches && threadIdx.x < kWarp && t == 0 && bytes > 0) {
+      prefetch_to_l2(low, bytes);
+      prefetch_to_l2(high, bytes);
     }
     grid_wait();
   }
@@ -215,21 +207,26 @@ __global__ void __launch_bounds__(kPlans[kPlan].warps* kWarp, kPlans[kPlan].bloc
   for (int next = static_cast<int>(blockIdx.x + gridDim.x);; next += static_cast<int>(gridDim.x)) {
     float sums[4]{};
     // All threads of a warp take part in its products.
-    for (int k = first_step; k < layers.inputs; k += kAhead * stride) {
+    for (int k = first_step; k < layers.inputs; k += stride) {
       uint4 low_words[kLoads], high_words[kLoads], x_words[kLoads];
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
         low_words[i] = next_low[i];
         high_words[i] = next_high[i];
-        const auto* const word = reinterpret_cast<const uint4*>(x + offset(i));
-        x_words[i] = !has_row || offset(i) >= left ? uint4{} : kNorm ? *word : load_word(word);
       }
-      low += kAhead * stride;
-      high += kAhead * stride;
-      x += kAhead * stride;
-      left -= kAhead * stride;
-      if (kLoops && k + kAhead * stride >= layers.inputs && next < layers.tiles) start(Tile(layers, next));
+      const T* const own_x = x;
+      const int own_left = left;
+      low += stride;
+      high += stride;
+      x += stride;
+      left -= stride;
+      if (kLoops && k + stride >= layers.inputs && next < layers.tiles) start(Tile(layers, next));
       load_next();
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const auto* const word = reinterpret_cast<const uint4*>(own_x + offset(i));
+        x_words[i] = !has_row || offset(i) >= own_left ? uint4{} : kNorm ? *word : load_word(word);
+      }
       // Else ptxas waits for x before it loads more weights, where registers are few.
       if (kClusters && kVectors == 1) __syncwarp();
 #pragma unroll
@@ -343,8 +340,9 @@ void launch(const Linear& problem, bool constant_weights, cudaStream_t stream) {
       DeviceProperties device;
       if (current_device_properties(&device) != cudaSuccess) return;  // the error is also left for cudaGetLastError
       const bool has_norm = problem.norm != nullptr;
-      const Choice choice = has_norm ? Choice{choose_for_norm(blocks, device.sms, problem.inputs), 1}
-                                     : choose(blocks, device.sms, problem.inputs, compiled_capability() >= 90);
+      const Choice choice =
+          has_norm ? Choice{choose_for_norm(blocks, device.sms, problem.inputs), 1}
+                   : choose(blocks, device.sms, problem.inputs, constant_weights, compiled_capability() >= 90);
       void (*const kernels[])(Layers) = {tensor_core_kernel<T, 0>, tensor_core_kernel<T, 1>, tensor_core_kernel<T, 2>,
                                          tensor_core_kernel<T, 3>, tensor_core_kernel<T, 4>, tensor_core_kernel<T, 5>};
       auto kernel = kernels[choice.plan % std::size(kernels)];
@@ -355,10 +353,13 @@ void launch(const Linear& problem, bool constant_weights, cudaStream_t stream) {
       layers.cluster = choice.cluster;
       layers.tiles = static_cast<int>(blocks);
       const Plan& plan = kPlans[choice.plan];
-      layers.at_once = static_cast<unsigned>(device.sms * plan.blocks_per_sm);
+      const bool loops = plan.loops || has_norm;
+      const auto at_once = static_cast<unsigned>(device.sms * plan.blocks_per_sm);
+      // Else too few blocks start before the previous kernel ends, and take up to 10 % longer (H200).
+      layers.prefetches = loops || 3 * choice.cluster * blocks <= at_once;
       const size_t shared = has_norm ? problem.rows * (problem.inputs + kGap) * sizeof(T) : 0;
-      launch_clusters_with_pdl(kernel, plan.loops || has_norm ? std::min(grid, layers.at_once) : grid * choice.cluster,
-                               choice.cluster, plan.warps * kWarp, shared, stream, layers);
+      launch_clusters_with_pdl(kernel, loops ? std::min(grid, at_once) : grid * choice.cluster, choice.cluster,
+                               plan.warps * kWarp, shared, stream, layers);
       return;
     }
   }
@@ -369,17 +370,15 @@ void launch(const Linear& problem, bool constant_weights, cudaStream_t stream) {
   }
 }
 
-// Regions where cuBLAS takes less time (H200, up to 5 %, or 11 % where the kernel waits for the weights), since some
+// Regions where cuBLAS takes less time (H200, up to 5 %, or 18 % where the kernel waits for the weights), since some
 // SMs are idle at the end: by rows of x, inputs, and tiles of ten SMs.
 struct Region {
   int least_rows;
   bool constant_weights;  // also then
   int least_inputs, most_inputs, above_tiles, most_tiles;
 };
-constexpr Region kTorchRegions[] = {{8, true, 5120, 8448, 62, 71},
-                                    {4, false, 2304, 8448, 62, 71},
-                                    {1, false, 392, 2304, 50, 83},
-                                    {1, false, 2048, 5120, 20, 25}};
+constexpr Region kTorchRegions[] = {
+    {8, true, 5120, 8448, 62, 71}, {4, false, 2304, 8448, 62, 71}, {1, false, 392, 2304, 50, 83}};
 
 }  // namespace
 

@@ -38,7 +38,7 @@ def test_linears(inputs, dtype):
 
 
 @gpu
-@pytest.mark.parametrize("outputs", [10880, 14272])
+@pytest.mark.parametrize("outputs", [2112, 4096, 6208, 10880, 14272])
 def test_weights_of_previous_kernel(outputs):
     """A layer whose weights the previous kernel writes waits for it."""
     rows, x = random(8, 64, dtype=torch.bfloat16), random(1, 256, dtype=torch.bfloat16)
