@@ -377,8 +377,11 @@ struct Region {
   bool constant_weights;  // also then
   int least_inputs, most_inputs, above_tiles, most_tiles;
 };
-constexpr Region kTorchRegions[] = {
-    {8, true, 5120, 8448, 62, 71}, {4, false, 2304, 8448, 62, 71}, {1, false, 392, 2304, 50, 83}};
+constexpr Region kTorchRegions[] = {{8, true, 5120, 8448, 62, 71},
+                                    {4, false, 2304, 8448, 62, 71},
+                                    {1, false, 392, 2304, 50, 83},
+                                    {1, false, 2304, 3712, 20, 22},
+                                    {3, false, 4096, 6144, 24, 25}};
 
 }  // namespace
 

@@ -34,7 +34,7 @@ struct Choice {
 Choice choose(int64_t tiles, int64_t sms, int64_t inputs, bool constant_weights, bool has_clusters) {
   // A new block for each tile takes longer than the few loads.
   if (inputs <= 2048 && tiles > (inputs > 320 ? 8 : 5) * sms && tiles <= 10 * sms) return {5, 1};
-  if (has_clusters && inputs >= 4608 && (inputs < 12288 ? 4 : 3) * tiles <= sms) return {2, kMostBlocksOfCluster};
+  if (has_clusters && inputs >= 4608 && (inputs < 8192 ? 4 : 3) * tiles <= sms) return {2, kMostBlocksOfCluster};
   if (has_clusters && inputs >= 9216 && 2 * tiles > sms && 10 * tiles <= 7 * sms) return {2, 4};
   if (tiles <= sms) return {0, 1};
   if (has_clusters && inputs >= 4096 && 13 * tiles <= 15 * sms) return {3, 4};
