@@ -370,19 +370,6 @@ void launch(const Linear& problem, bool constant_weights, cudaStream_t stream) {
   }
 }
 
-// Regions where cuBLAS takes less time (H200, up to 5 %, or 18 % where the kernel waits for the weights), since some
-// SMs are idle at the end: by rows of x, inputs, and tiles of ten SMs.
-struct Region {
-  int least_rows;
-  bool constant_weights;  // also then
-  int least_inputs, most_inputs, above_tiles, most_tiles;
-};
-constexpr Region kTorchRegions[] = {{8, true, 5120, 8448, 62, 71},
-                                    {4, false, 2304, 8448, 62, 71},
-                                    {1, false, 392, 2304, 50, 83},
-                                    {1, false, 2304, 3712, 20, 22},
-                                    {3, false, 4096, 6144, 24, 25}};
-
 }  // namespace
 
 bool is_for_torch(const Linear& problem, bool constant_weights) {
