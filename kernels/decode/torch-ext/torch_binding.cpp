@@ -88,7 +88,7 @@ bool add_layer(Linear& problem, Tensor& weight, const char* weight_name, MaybeTe
   auto& layer = problem.weights[problem.count++];
   layer.data = weight.const_data_ptr();
   layer.rows = weight.size(0);
-  layer.stride = weight.stride(0);
+  layer.stride = layer.rows > 1 ? weight.stride(0) : problem.inputs;  // that of one row may be any number
   problem.outputs += layer.rows;
   if (!bias.has_value()) return in_place;
   check_dtype(*bias, bias_name, x, "x");

@@ -32,7 +32,7 @@ def linear(
             eps, and multiplied with the offset (1 for Gemma, else 0) plus the weight, [inputs], of the dtype of `x`.
             Models round both results; the kernel rounds `x` times that factor.
         constant_weights: Whether no kernel that may still run writes `weight`. On CUDA reading it then begins before
-            the previous kernel of the stream ends. True of the parameters of a model in inference.
+            earlier kernels of the stream end. True of the parameters of a model in inference.
 
     With at most eight rows in `x`, the kernel computes it in float32, and reads each weight once. With more rows, in
     autocast, in forward-mode differentiation, and where a tensor needs a gradient, `torch.nn.functional` computes it.

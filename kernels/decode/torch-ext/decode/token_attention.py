@@ -47,7 +47,7 @@ def attention(
         new_value: The same for `value`.
         position: One int64 on the device of `query`, at least 0 and below tokens. On CUDA it is not checked.
         constant_cache: Whether no kernel that may still run writes `key` or `value`. On CUDA reading them then begins
-            before the previous kernel of the stream ends. It needs `position`, which is written by this call.
+            before earlier kernels of the stream end. It needs `position`, which is written by this call.
 
         cos: With `position`: `query` and `new_key` are rotated first, elements i and i + elements / 2 by the angle of
             entry i. [1 or batch, n]; n is `elements`, whose second half repeats the first, or half of it.
