@@ -42,9 +42,8 @@ __device__ __forceinline__ void store_shared(SharedAddress to, Word word) {
 
 #else
 
-// Loads a vector with an ordinary load. The memory clobber keeps it in program order; the compiler would move a plain
-// load after asynchronous copies, which need no registers. Not with .nc: the memory consistency model of PTX leaves
-// such loads out, so that no grid wait orders them after the stores of the previous kernel.
+// Loads a vector. The memory clobber keeps it in program order; the compiler would move a plain load after asynchronous
+// copies, which need no registers. Not with .nc: PTX's memory consistency model, and so the grid wait, leaves it out.
 __device__ __forceinline__ uint4 load_word(const uint4* from) {
   uint4 word;
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -83,7 +83,7 @@ def attention(
         raise ValueError(
             "decode: new_key, new_value and position must be given together, and with constant_cache or cos"
         )
-    options: tuple = ()
+    options: tuple = (True,) if constant_cache else ()
     if is_rotated:
         _check_rotary(cos, sin, query_weight, key_weight, rounding)
         rotary = cos, sin, query_weight, key_weight, eps, offset, rounding == "before_weight"
@@ -94,11 +94,8 @@ def attention(
             options = constant_cache, *rotary
     if by_torch:
         return _cached_attention_by_torch(query, new_key, new_value, key, value, position, mask, scale)
-    if constant_cache and not options:
-        options = (True,)
     result = _cached_attention(query, new_key, new_value, key, value, position, mask, scale, *options)
-    # The dispatcher does not do this for an op that autograd does not know.
-    increment_version((key, value))
+    increment_version((key, value))  # the dispatcher does it only for ops that autograd knows
     return result
 
 

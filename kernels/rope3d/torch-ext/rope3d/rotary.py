@@ -213,11 +213,9 @@ def _in_capture(device):
 
 def _frozen(value):
     """Return a value with tuples in place of lists; raise a TypeError for tensors, which may change."""
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_frozen, value))
     if isinstance(value, Tensor):
         raise TypeError
-    return value
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
 @torch.library.impl(add_op_namespace_prefix("grid_table"), "CompositeExplicitAutograd")
