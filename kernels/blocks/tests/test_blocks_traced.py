@@ -179,6 +179,18 @@ def test_a_growing_cache_needs_a_graph_for_each_kind_of_call(blocks, fusions, as
     assert counts == expected and ("LlamaRMSNorm", "residual sum with RMSNorm") in report.replaced
 
 
+@torch.no_grad()
+def test_sizes_that_guards_know_to_be_equal(blocks, fusions):
+    """The rows of a scale, `view(len(x), -1, 64)`, are one for each token: Torch compares them where they meet."""
+    model = Calls(lambda x, rows: F.layer_norm(x, (64,)) * (1 + (scale := rows.view(len(x), -1, 64))) + scale)
+    traced(blocks, model)
+    for batch, tokens in ((2, 5), (3, 5), (4, 7), (5, 9)):
+        x, rows = torch.randn(batch, tokens, 64), torch.randn(batch * tokens, 64)
+        torch.testing.assert_close(model(x, rows), model.forward(x, rows))
+        assert not fusions.call_args.args[0].graph.find_nodes(op="call_function", target=operator.mul)
+    assert fusions.call_count == 3
+
+
 class Prompt(DynamicLayer):
     """Keys and values in front of a call's own, which it does not keep."""
 

@@ -11,7 +11,6 @@ from .graphs import add_generation, add_graphs, remove_graphs
 from .report import Report, notes_on
 from .tracing import trace, untrace
 
-_KEPT = "the check kept the model as it was"
 _DENOISERS = ("transformer", "transformer_2", "unet")  # of pipelines
 
 # By accelerated model: the options that it was accelerated with, and its report. No value may refer to the model.
@@ -91,7 +90,7 @@ def _check(root: nn.Module, check: Check, report: Report) -> None:
     if report.check.kept == "eager":
         _restore_root(root)
         for name, _ in report.replaced:
-            report.left[name, _KEPT] += 1
+            report.left[name, "the check kept the model as it was"] += 1
         for found in (report.replaced, report.graphs, report.generation):
             found.clear()
 

@@ -29,7 +29,7 @@ def drop_causal_mask(editor: Editor, node: Node) -> None:
     if mask not in editor.causal:  # a mask of many tokens is large, and all layers have the same
         made = _constant(editor, mask)
         is_square = made is not None and made.dtype == torch.bool and made.shape[-2:] == (tokens, tokens)
-        editor.causal[mask] = is_square and bool((made == made.new_ones(tokens, tokens).tril()).all())
+        editor.causal[mask] = is_square and torch.equal(made, torch.ones_like(made).tril())
     if editor.causal[mask]:
         _call_with(node, attn_mask=None, is_causal=True)
         editor.erase_unused(mask)
@@ -88,8 +88,7 @@ def unrepeated(states: Any) -> Any:
 
 
 def _call_with(node: Node, **changed: Any) -> None:
-    node.kwargs = {**node.kwargs, **dict(zip(_NAMES, node.args)), **changed}
-    node.args = ()
+    node.args, node.kwargs = (), {**node.kwargs, **dict(zip(_NAMES, node.args)), **changed}
 
 
 def _constant(editor: Editor, node: Node) -> Any:

@@ -12,6 +12,11 @@ from torch.fx.node import map_arg
 from .kernel_set import DEVICE, DTYPES
 from .matching import CHANGES, argument, changes, dtype_of, is_tensor, operation, shape_of, value, walk
 
+_SPLITS = {"chunk", "split", "unbind"}
+_LAID_OUT = {"view", "view_as", "as_strided"}  # their results and errors depend on the layout
+_PACKED = {"contiguous", "reshape", "flatten"}
+_VIEWS = {"view", "reshape", "unflatten", "transpose", "permute", "unsqueeze", "squeeze", "flatten"}
+
 
 class Editor:
     """One graph, whose operations are replaced by calls of the kernels."""
@@ -88,10 +93,6 @@ class Editor:
         self._erased.add(node)
         for operand in operands:
             self.erase_unused(operand)
-
-    def move(self, nodes: Iterable[Node], before: Node) -> None:
-        for node in sorted(nodes):
-            before.prepend(node)
 
     def merge_equal(self) -> None:
         """Let equal views of a value be one, and equal tables of angles, so that the same tables are one value."""
@@ -183,11 +184,8 @@ def _returns_its_argument(node: Node) -> bool:
 def fits(node: Any, *dtypes: torch.dtype) -> bool:
     """Return whether a value is a plain tensor that the kernels compute on: it has rows, of one of the dtypes."""
     x = value(node)
-    is_plain = isinstance(node, Node) and type(x) in _PLAIN and x.dim() > 0
+    is_plain = isinstance(node, Node) and type(x) in (torch._subclasses.FakeTensor, torch.nn.Parameter) and x.dim() > 0
     return is_plain and x.dtype in (dtypes or DTYPES) and x.device.type == DEVICE and x.layout == torch.strided
-
-
-_PLAIN = (torch._subclasses.FakeTensor, torch.nn.Parameter)
 
 
 def is_alike(x: Any, *others: Any) -> bool:
@@ -228,12 +226,6 @@ def _writes_to(node: Node, part: Node) -> bool:
     """Return whether a call may write to one of its operands: methods and operators write to the first one."""
     is_method = node.op == "call_method" or operation(node) in CHANGES
     return changes(node) and (not is_method or node.args[0] is part or part in node.kwargs.values())
-
-
-_SPLITS = {"chunk", "split", "unbind"}
-_LAID_OUT = {"view", "view_as", "as_strided"}  # their results and errors depend on the layout
-_PACKED = {"contiguous", "reshape", "flatten"}
-_VIEWS = {"view", "reshape", "unflatten", "transpose", "permute", "unsqueeze", "squeeze", "flatten"}
 
 
 def is_view(node: Any) -> bool:

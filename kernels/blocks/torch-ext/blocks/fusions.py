@@ -142,7 +142,8 @@ def _add_before_norm(editor: Editor, node: Node) -> None:
         late = _made_after(total, args)
         if late is None:
             return
-        editor.move(late, total)
+        for part in sorted(late):
+            total.prepend(part)
         place = total
     both = editor.insert(place, function, args)
     both.meta = {**node.meta, "example_value": None}

@@ -13,13 +13,13 @@ from typing import Any, Optional, cast
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .kernel_set import PACKAGES
 
 _CASTS = {"to", "float", "half", "bfloat16", "type_as", "type", "double"}
 _OTHER_NAMES = {"truediv": "div", "true_divide": "div", "subtract": "sub", "multiply": "mul"}
 _OTHER_NAMES |= {"radd": "add", "rmul": "mul"}  # of a number and a tensor, in any order
-_COMMUTATIVE = {"add", "mul"}
 _NORMS: dict[str, dict[str, Any]] = {  # their parameters after the shape, and the defaults
     "layer_norm": {"weight": None, "bias": None, "eps": 1e-5},
     "rms_norm": {"weight": None, "eps": None},
@@ -44,9 +44,17 @@ def dtype_of(node: Any) -> Optional[torch.dtype]:
 
 
 def shape_of(node: Any) -> tuple[Any, ...]:
-    """Return the sizes of a value, symbolic ones as expressions: comparing them adds no guard to the graph."""
-    sizes = [size.node if isinstance(size, torch.SymInt) else size for size in value(node).shape]
-    return tuple(size if isinstance(size, int) else size.maybe_as_int() or size.expr for size in sizes)
+    """Return the sizes of a value: comparing symbolic ones adds no guard to the graph."""
+    return tuple(n if isinstance(n, int) else n.node.maybe_as_int() or _Size(n) for n in value(node).shape)
+
+
+@dataclass(eq=False)
+class _Size:  # noqa: PLW1641 - unhashable
+    size: torch.SymInt
+
+    def __eq__(self, other: Any) -> bool:
+        """Return whether the guards of the trace imply that a size is equal."""
+        return statically_known_true(self.size == (other.size if isinstance(other, _Size) else other))
 
 
 def walk(nodes: Iterable[Any], follow: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
@@ -164,7 +172,7 @@ def call(name: str, *parts: Any) -> Pattern:
     def find(node: Any, match: Match, dtype: Optional[torch.dtype]) -> Iterator[Match]:
         operands = _operands(name, node)
         if operands is not None:
-            for order in (operands, operands[::-1]) if name in _COMMUTATIVE else (operands,):
+            for order in (operands, operands[::-1]) if name in ("add", "mul") else (operands,):
                 yield from _find_all(parts, order, match.through(node), dtype_of(node))
 
     return Pattern(find)

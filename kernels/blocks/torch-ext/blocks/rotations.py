@@ -25,6 +25,7 @@ _FOLLOWED = _PARTS - {"cast"} | {"cat", "stack", "add", "sub", "neg", "view_as_r
 _JOINTS = {"add", "sub", "cat", "stack", "view_as_real"}
 _STEPS = 16  # from the result of a rotation to its products
 _MOST = 100  # nodes of a rotation, some of them twice
+_PAIRS = [(Ellipsis, slice(0, None, 2)), (Ellipsis, slice(1, None, 2))]
 _numbers = torch.Generator("cpu").manual_seed(0)
 
 
@@ -80,14 +81,11 @@ class _Rows:
             with contextlib.suppress(_Unknown):
                 row = self.run(given)
                 shape = row.shape[self._leading :]
-                width = shape_of(table)[-1:] if is_tensor(table) else ()
+                width = tuple(size for size in shape_of(table)[-1:] if type(size) is int) if is_tensor(table) else ()
                 if shape == width or (shape[1:] == (1,) and width == (2,)):  # or a column of a matrix for each pair
                     self.tables.setdefault(table, _random(*shape[:-1], *width, is_complex=value(table).is_complex()))
                     return row * self.tables[table]
         raise _Unknown
-
-
-_PAIRS = [(Ellipsis, slice(0, None, 2)), (Ellipsis, slice(1, None, 2))]
 
 
 def _random(*sizes: int, is_complex: bool = False) -> Tensor:
@@ -276,7 +274,8 @@ def rotate_together(editor: Editor, node: Node) -> None:
             for part in list(rotation.users):
                 part.args = (node, index)
         node.args = (other.args[0], node.args[0], *node.args[2:])
-        editor.move(views, node.next)
+        for view in sorted(views, reverse=True):
+            node.append(view)
         editor.erase_unused(other)
     _normalize(editor, node)
 
@@ -333,4 +332,4 @@ def _kind(norm: Node, heads: Node) -> Optional[str]:
     width, (_, _, count, size) = shape_of(x)[-1], shape_of(heads)
     if width == size:
         return "head"
-    return "token" if weight is not None and width == count * size else None
+    return "token" if weight is not None and type(count) is type(size) is int and width == count * size else None
