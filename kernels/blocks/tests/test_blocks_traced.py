@@ -3,6 +3,7 @@
 import gc
 import importlib
 import operator
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
+from transformers import T5Config, T5ForConditionalGeneration
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "fresh_dynamo", "on_the_device_of_the_kernels")
@@ -180,6 +182,18 @@ def test_a_growing_cache_needs_a_graph_for_each_kind_of_call(blocks, fusions, as
 
 
 @torch.no_grad()
+def test_encoders_and_decoders_need_three_graphs(blocks, fusions):
+    """Those of a first, of a second and of later tokens, for all lengths of texts of the encoder."""
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4, "vocab_size": 64}
+    model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0)).eval()
+    prompts, options = [TOKENS[:1, :length] for length in (9, 12, 7)], {"max_new_tokens": 6, "min_new_tokens": 6}
+    tokens = [model.generate(prompt, **options) for prompt in prompts]
+    traced(blocks, model)
+    assert all(torch.equal(model.generate(prompt, **options), own) for prompt, own in zip(prompts, tokens))
+    assert fusions.call_count == 3
+
+
+@torch.no_grad()
 def test_sizes_that_guards_know_to_be_equal(blocks, fusions):
     """The rows of a scale, `view(len(x), -1, 64)`, are one for each token: Torch compares them where they meet."""
     model = Calls(lambda x, rows: F.layer_norm(x, (64,)) * (1 + (scale := rows.view(len(x), -1, 64))) + scale)
@@ -189,6 +203,28 @@ def test_sizes_that_guards_know_to_be_equal(blocks, fusions):
         torch.testing.assert_close(model(x, rows), model.forward(x, rows))
         assert not fusions.call_args.args[0].graph.find_nodes(op="call_function", target=operator.mul)
     assert fusions.call_count == 3
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_errors_that_a_model_catches(blocks, breaks):
+    """A trace that fails ends in the model's own forward, unless a part has run, which would run twice."""
+
+    def forward(x):
+        calls.append(1)
+        if breaks:
+            torch._dynamo.graph_break()
+        try:
+            return x @ torch.ones(3, 3)
+        except RuntimeError:
+            return F.silu(x)
+
+    calls, x = [], torch.randn(2, 64)
+    report = blocks.accelerate(model := Calls(forward))
+    for number in (1, 2, 3):
+        with pytest.raises(RuntimeError, match="fake tensors") if breaks else nullcontext():
+            assert torch.equal(model(x), F.silu(x))
+        assert len(calls) == number
+    assert breaks or "fails on fake tensors" in str(report)
 
 
 class Prompt(DynamicLayer):

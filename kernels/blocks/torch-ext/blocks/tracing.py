@@ -12,12 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
+from traceback import walk_tb
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 from torch._dynamo import config as dynamo_config
+from torch._dynamo.exc import TorchRuntimeError
 from torch._dynamo.utils import counters
 from torch.compiler import is_compiling
 from torch.fx import GraphModule
@@ -33,8 +35,8 @@ _NUMBERED = 'blocks have numbers in a cache, by which Torch traces each apart: s
 _PAGED = "generate_batch: its cache breaks each trace at every layer"
 # A first call takes 0.2 to 0.3 s a block, 10 s for so many (H200). The GPU limits calls of longer models, not the host.
 _MANY = 32
-# Sizes of a growing cache, which the first trace has as symbols: they differ in each call.
-_GROWING = r"L\['kwargs'\].*\.(keys|values|cumulative_length)$,L\['kwargs'\]\['logits_to_keep'\]"
+# Sizes of a growing cache and of an encoder's results, which the first trace has as symbols: they differ between calls.
+_GROWING = r"L\['kwargs'\].*\.(keys|values|cumulative_length)$,.*L\['kwargs'\]\['(logits_to_keep|encoder_outputs)'\]"
 _numbers = itertools.count()
 _codes: "weakref.WeakKeyDictionary[type, CodeType]" = weakref.WeakKeyDictionary()
 # The modules of a model that run by graphs. No value may refer to the model.
@@ -51,25 +53,19 @@ def trace(model: nn.Module, report: Report, scope: Optional[str], returns_logits
     for modules in groups:
         compiled = _compiled(modules, _Backend(type(modules[0]), report, returns_logits, is_block=by_blocks))
         for module in modules:
-            call = _TracedCall(compiled, module)
-            call.former, module._compiled_call_impl = module._compiled_call_impl, call
+            call: Any = partial(compiled, module)
+            vars(call).update(former=module._compiled_call_impl, has_run=False, obstacle="")
+            module._compiled_call_impl = call  # the place of `nn.Module.compile`'s: Torch has no public name for it
     _traced[model] = weakref.WeakSet(itertools.chain(*groups))
 
 
 def untrace(model: nn.Module) -> None:
     """Undo `trace`."""
     for module in _traced.pop(model, ()):
-        while isinstance(call := module._compiled_call_impl, _TracedCall):  # a module may stand in lists twice
+        while hasattr(call := module._compiled_call_impl, "former"):  # a module may stand in lists twice
             module._compiled_call_impl = call.former
         if module._compiled_call_impl is None:
             vars(module).pop("_compiled_call_impl", None)
-
-
-class _TracedCall(partial[Any]):
-    """The call of a module by graphs, where `nn.Module.compile` puts its own: Torch has no public name for it."""
-
-    former: Any  # a user's `compile`, or None
-    has_run = False
 
 
 def _kind(block: nn.Module) -> tuple[Any, ...]:
@@ -110,8 +106,7 @@ def _compiled(modules: Sequence[nn.Module], backend: "_Backend") -> Callable[...
         is_patched = list(map(getattr, *keys)) != methods
         has_cache = backend.is_block and any(hasattr(value, "get_seq_length") for value in kwargs.values())
         is_paged = any(type(value).__name__ == "PagedAttentionCache" for value in kwargs.values())
-        if is_patched or is_paged or has_cache:
-            reason = _PATCHED if is_patched else _PAGED if is_paged else _NUMBERED
+        if reason := _PATCHED if is_patched else _PAGED if is_paged else _NUMBERED if has_cache else own.obstacle:
             backend.report.left[backend.cls.__name__, reason] = 1
             return module._call_impl(*args, **kwargs)
         if backend.is_block:
@@ -120,10 +115,17 @@ def _compiled(modules: Sequence[nn.Module], backend: "_Backend") -> Callable[...
         grows = any([*map(_grows, kwargs.values())])
         sizes = torch.compiler.config.patch(dynamic_sources=_GROWING) if grows else nullcontext()  # type: ignore[attr-defined]
         has_run, own.has_run = own.has_run, True
-        with hooks, sizes, nullcontext() if has_run else _first_call():
-            return compiled(module, *args, **kwargs)
+        try:
+            with hooks, sizes, nullcontext() if has_run else _first_call():
+                return compiled(module, *args, **kwargs)
+        except TorchRuntimeError as error:  # of fake tensors: the model may catch those of real ones, or raise none
+            if any(frame.f_code.co_name == name for frame, _ in walk_tb(error.__traceback__)):
+                raise  # a part of the model has run
+        result = module._call_impl(*args, **kwargs)
+        own.obstacle = "an operation fails on fake tensors, by which Torch traces"
+        return result
 
-    call.__code__ = _codes.setdefault(backend.cls, call.__code__.replace(co_name=name))
+    call.__code__ = _codes.setdefault(backend.cls, call.__code__.replace(co_name=f"call_{name}"))
     return call
 
 
