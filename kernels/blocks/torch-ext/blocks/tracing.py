@@ -110,7 +110,7 @@ def _compiled(modules: Sequence[nn.Module], backend: "_Backend") -> Callable[...
             backend.report.left[backend.cls.__name__, reason] = 1
             return module._call_impl(*args, **kwargs)
         if backend.is_block:
-            args, kwargs = tuple(map(_unsliced, args)), {name: _unsliced(value) for name, value in kwargs.items()}
+            args, kwargs = tuple(map(_unsliced, args)), {key: _unsliced(value) for key, value in kwargs.items()}
         hooks = dynamo_config.patch(skip_nnmodule_hook_guards=False)  # they may be added after the trace
         grows = any([*map(_grows, kwargs.values())])
         sizes = torch.compiler.config.patch(dynamic_sources=_GROWING) if grows else nullcontext()  # type: ignore[attr-defined]
