@@ -7,7 +7,8 @@ the outputs. It is read and never executed. Any other construct raises an error,
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,11 @@ def read_launch_function(path: Path, function: str, table: Mapping[str, Any]) ->
 
     Returns:
         `schema`, `outputs`, `arguments`, `grid` and `constants` as in aot.toml; `requires` and `contiguous` from the
-        function's assertions; and `passed`, the other constexprs: name -> expression.
+        function's assertions and the table's `constants`; and `passed`, the other constexprs: name -> expression.
 
     Raises:
-        ConfigError: If the function is missing, or has a construct that this module does not read.
+        ConfigError: If the function is missing, contradicts the table, or has a construct that this module does not
+            read.
     """
     if all(key in table for key in KEYS):
         return {}
@@ -51,17 +53,17 @@ def read_launch_function(path: Path, function: str, table: Mapping[str, Any]) ->
             where=str(path),
             hint=f"define it at the top level, or name the table after one of {', '.join(functions)}",
         )
-    return _Reader(path, functions, functions[function], table.get("constants", ())).read()
+    return _Reader(path, functions, functions[function], table).read()
 
 
 class _Reader:
     """Reads the statements of one launch function."""
 
     def __init__(
-        self, path: Path, functions: Mapping[str, ast.FunctionDef], function: ast.FunctionDef, declared: Collection[str]
+        self, path: Path, functions: Mapping[str, ast.FunctionDef], function: ast.FunctionDef, table: Mapping[str, Any]
     ) -> None:
-        self.functions, self.function = functions, function
-        self.declared = declared  # constexprs whose values aot.toml has
+        self.functions, self.function, self.table = functions, function, table
+        self.declared: Mapping[str, Any] = table.get("constants", {})
         self.expressions = LaunchExpressions(path, function)
         self.refuse = self.expressions.refuse
         self.grids: dict[str, ast.expr] = {}
@@ -182,6 +184,8 @@ class _Reader:
         defaults = dict(zip([p.arg for p in parameters[::-1]], kernel.args.defaults[::-1], strict=False))
         constexprs = {p.arg for p in parameters if p.annotation and "constexpr" in ast.unparse(p.annotation)}
         for name, value in {**defaults, **values}.items():
+            if name in constexprs and name in values:
+                self._compare(name, value)
             if name in constexprs and name in self.declared:
                 continue
             if isinstance(value, ast.Constant) and value.value is None:
@@ -195,6 +199,17 @@ class _Reader:
             elif name in constexprs:
                 passed[name] = self.expressions.text(value)
         return {p.arg: arguments[p.arg] for p in parameters if p.arg in arguments}, constants, passed
+
+    def _compare(self, name: str, value: ast.expr) -> None:
+        """Refuse a constant that aot.toml contradicts; require of each call the values that its `constants` declare."""
+        if isinstance(value, ast.Constant):
+            for table in (self.declared, *self.table.get("config", ())):
+                if table.get(name, value.value) != value.value:
+                    hint = f"make them equal, or remove {name} from one of them"
+                    self.refuse(value, f"passes {name}={value.value!r}, and aot.toml has {table[name]!r}", hint)
+        elif name in self.declared:
+            with suppress(ConfigError):  # a dtype, for example, is not an expression
+                self._require(_expression(f"({ast.unparse(value)}) == {self.declared[name]}"))
 
     def _grid(self, call: ast.Call, grid: ast.expr) -> list[str]:
         if isinstance(grid, ast.Name):

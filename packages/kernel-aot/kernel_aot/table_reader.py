@@ -163,7 +163,7 @@ class Reader:
             yield Argument(name, value, kind, bool(divisor))
 
     def configs(self, scope: Mapping[str, str], constants: Mapping[str, Any]) -> Iterator[Config]:
-        """Yield the rows. A row also needs the values that the launch function passes on as they are, such as flags."""
+        """Yield the rows. A row also needs the launch function's values, except computed numbers if it has `when`."""
         names, kernel = self.names, self.kernel
         optional = set(names[len(names) - len(kernel.args.defaults) :])
         for row in self.table.get("config", ({},)):
@@ -179,8 +179,9 @@ class Reader:
                 message = f"{', '.join(missing)} of {kernel.name} has no value at build time"
                 raise self.error("config", message, hint)
             tests = [f"({row['when']})"] if "when" in row else []
-            passed = {name: text for name, text in self.passed.items() if name in values and is_plain(text)}
-            tests += [f"{text} == {values[name]}" for name, text in passed.items()]
+            for name, text in self.passed.items():
+                if name in values and ("when" not in row or isinstance(values[name], bool) or is_plain(text)):
+                    tests.append(ast.unparse(parse(f"({text}) == {values[name]}", self.where("config"))))
             when = translate(" and ".join(tests), scope, self.where("config")) if tests else None
             yield Config(when, values, options)
 

@@ -57,6 +57,23 @@ def test_both_kinds_of_variants_are_offered_and_the_code_follows_the_table(tmp_p
     assert "def scale(x: torch.Tensor, factor: float=2.0, flag: bool=False) -> torch.Tensor:" in module
 
 
+@pytest.mark.parametrize(
+    ("declared", "code"),
+    [
+        ("config = [{ BLOCK = 1024 }]", "if (aot::next_power_of_2(aot::numel(x)) == 1024) {"),
+        ('config = [{ BLOCK = 1024, when = "n < 1000" }]', "if (n < 1000) {"),
+        ("constants = { BLOCK = 1024 }", 'aot::require(aot::next_power_of_2(aot::numel(x)) == 1024, "'),
+        ("constants = { FLAG = true }\nconfig = [{ BLOCK = 64 }]", 'aot::require(flag == true, "'),
+    ],
+)
+def test_compiled_values_are_those_of_the_launch_function(tmp_path: Path, declared: str, code: str) -> None:
+    """A kernel with a smaller block, for example, would leave out the remainder of a row."""
+    kernels = KERNELS.replace("BLOCK=1024", "BLOCK=triton.next_power_of_2(x.numel())")
+    kernels = kernels if "FLAG" in declared else kernels.replace("FLAG=flag", "FLAG=False")
+    (op,) = ops_of(project(tmp_path, re.sub("config = .*", declared, AOT), kernels))
+    assert code in next(iter(select_language({}).sources(op, [], "kernels.py", {}).values()))
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_ops_of_examples_are_completed_by_their_launch_functions(name: str) -> None:
     root, expected = ROOT / "examples" / "triton" / name, EXAMPLES[name]
