@@ -36,12 +36,7 @@ def hub() -> None:
 @click.command("import")
 @click.argument("source", metavar="REPO|ORG")
 @click.option(
-    "--from",
-    "origin",
-    metavar="URL",
-    default="https://huggingface.co",
-    show_default=True,
-    help="The Hub that has them.",
+    "--from", "origin", metavar="URL", default="https://huggingface.co", show_default=True, help="The Hub to read."
 )
 @click.option(
     "--endpoint", metavar="URL", envvar="HF_ENDPOINT", show_envvar=True, required=True, help="The Hub to publish to."
@@ -52,9 +47,8 @@ def hub() -> None:
 def import_(source: str, origin: str, endpoint: str, organization: str | None, max_size: float, as_json: bool) -> None:
     """Copy a kernel of another Hub, or all kernels of an organization.
 
-    They go to the Hub at --endpoint. All digests of a branch are compared before it is sent. Each branch that differs
-    gets one commit; unchanged files are not downloaded. The command prints nothing if nothing is new, and can be
-    repeated at any time, for example by cron. The other Hub is read without a token.
+    All digests of a branch are compared before it is sent to the Hub at --endpoint. Each branch that differs gets one
+    commit, if its last commit is an import of the same kernel. The command prints nothing if nothing is new.
 
     \b
     kernel-builder hub import kernels-community/rmsnorm --endpoint http://127.0.0.1:8000

@@ -172,6 +172,12 @@ class RemoteRepository:
             raise VerificationError(f"unsafe name of a branch: {error}", where=self.where) from error
 
     @repeated(RateLimited)
+    def title(self, revision: str) -> str:
+        """Return the first line of a revision's commit message."""
+        with self._translated_errors(f"read the commit {revision}"):
+            return str(self.api.list_repo_commits(self.repo_id, revision=revision, repo_type=_TYPE)[0].title)
+
+    @repeated(RateLimited)
     def files(self, revision: str) -> Mapping[str, RemoteFile]:
         """Return every file of a revision, by path."""
         with self._translated_errors(f"list the files of {revision}"):

@@ -98,20 +98,24 @@ def _copy_branch(
     source: RemoteRepository, target: RemoteRepository, name: str, commit: str, limit: int, progress: Progress
 ) -> tuple[str, Collection[Content] | None]:
     """Copy a branch as one commit, and return its commit, and the contents; None if the branches are equal."""
-    listed, head = source.files(commit), target.branches().get(name)
+    listed, heads = source.files(commit), target.branches()
+    head = heads.get(name)
     present = target.files(head) if head else {}
     needed = _needed(listed, present)
     if head and not needed and not present.keys() - listed.keys():
         return head, None
     where = f"{source.repo_id}@{name}"
+    base = head or heads.get("main")  # a new branch is a copy of main
+    own = target.files(base).keys() - {".gitattributes"} if base else ()
+    if base and own and not target.title(base).startswith(f"{source.repo_id}@"):
+        hint = "choose another --organization, or delete the repository from this Hub if its files are not needed"
+        raise HubError(f"the last commit is not an import of {source.repo_id}", where=target.at(base), hint=hint)
     progress.say(f"{where} ({commit[:12]})")
     target.require_write()
     with temporary_directory() as directory:
         contents = _fetch(source, where, commit, needed, directory, limit)
-        created = False
-        if head is None:
+        if created := head is None:
             target.create(private=False)
-            created = name not in target.branches()
             target.create_branch(name)
             head = target.branches()[name]
             present = target.files(head)

@@ -132,7 +132,7 @@ _ANSWER = {"name": "f", "threads": 1, "shared": 1, "scratch": 1}
         ),
         ("pathlib.Path.write_bytes = lambda path, data: open(path, 'wb').truncate(1 << 30)", "has more than 64 MB"),
         (f"{_WRITE}.write('[' * 100_000)", "is not an answer of the"),
-        (f"{_WRITE}.write(json.dumps({_ANSWER} | {{'name': 'f() {{}}'}}))", "is not a name of"),
+        (f"{_WRITE}.write(json.dumps({_ANSWER} | {{'name': 'f() {{}}'}}))", "is not the name of"),
         (f"{_WRITE}.write(json.dumps({_ANSWER} | {{'threads': '1'}}))", "no answer of Triton"),
         ("while True: pass", "did not end within"),
     ],

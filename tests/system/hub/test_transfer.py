@@ -96,6 +96,15 @@ def test_an_import_from_a_hub_transfers_changes_only(pair: tuple[RunningHub, Run
     assert wrong.returncode == VerificationError.exit_code and "do not match the metadata" in wrong.stderr
     assert "kernels-community/zwei: v1" in wrong.stdout
     assert inside.api().repo_info(KERNEL, repo_type="kernel", revision="v1").sha == head
+    # Own files, of an import that was changed and of another kernel, are kept.
+    commit(inside.api(), "kernels-community/zwei", "own.py", revision="v1")
+    publish_kernel(inside, write_kernel(tmp_path / "own", factor=5), repo_id="own/zwei", branch="main")
+    for organization in ("kernels-community", "own"):
+        heads = inside.api().list_repo_refs(f"{organization}/zwei", repo_type="kernel").branches
+        refused = copy(inside, outside, "kernels-community/zwei", "--organization", organization)
+        assert "the last commit is not an import of kernels-community/zwei" in refused.stderr, refused.stderr
+        assert "choose another --organization" in refused.stderr and refused.returncode == HubError.exit_code
+        assert inside.api().list_repo_refs(f"{organization}/zwei", repo_type="kernel").branches == heads
     outside.kill()
     assert copy(inside, outside, KERNEL).returncode == HubError.exit_code
 
