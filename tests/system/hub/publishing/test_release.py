@@ -46,6 +46,16 @@ def test_workflows_are_safe() -> None:
         assert all(job["permissions"] is not None for job in workflow["jobs"].values())
 
 
+def test_a_change_of_the_builder_builds_the_kernels() -> None:
+    shared = yaml.safe_load((WORKFLOWS[0].parent / "kernels.yml").read_text())["jobs"]["kernels"]["with"][
+        "shared"
+    ].split()
+    (names,) = re.findall(r"install \. \./packages/kernel-\{(.*?)\}", ACTIONS[0].read_text())
+    packages = [ROOT / f"packages/kernel-{name}" for name in names.split(",")]
+    parts = [*ACTIONS, ROOT / "pyproject.toml", *packages, *(ROOT / "kernel_builder").iterdir()]
+    assert [part for part in parts if not any(part.is_relative_to(ROOT / path) for path in shared)] == []
+
+
 @pytest.mark.attack
 def test_tests_change_no_cache_and_no_artifact_that_a_release_uses() -> None:
     workflows = {file.name: yaml.safe_load(file.read_text()) for file in WORKFLOWS}
