@@ -34,11 +34,7 @@ def _peers(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: the task's, or cuda if there is a GPU]")
 @click.option("--inputs", type=click.IntRange(min=1), default=100, show_default=True, help="Random inputs to check.")
 @click.option(
-    "--rounds",
-    type=click.IntRange(min=0),
-    default=15,
-    show_default=True,
-    help="Samples of each time; 0 checks the results and times nothing.",
+    "--rounds", type=click.IntRange(min=0), default=15, show_default=True, help="Samples of each time; 0: no times."
 )
 @click.option(
     "--against",
@@ -52,15 +48,10 @@ def _peers(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     "--inputs-of-task-only", is_flag=True, help="Check only the task's own inputs and parameters, as KernelBench does."
 )
 @click.option(
-    "--no-build",
-    "is_built",
-    is_flag=True,
-    help="Judge the packages in CANDIDATE/build without building; this machine then needs no compiler.",
+    "--no-build", "is_built", is_flag=True, help="Judge the packages in CANDIDATE/build without building them."
 )
 @click.option(
-    "--sandbox",
-    type=click.Choice(["bubblewrap", "landlock", "process"]),
-    help="The sandbox of the candidate. [default: the first that this system permits]",
+    "--sandbox", type=click.Choice(["bubblewrap", "landlock", "process"]), help="[default: the first permitted one]"
 )
 @click.option(
     "--sign",
@@ -90,9 +81,8 @@ def judge(candidate: Path, task: Path, as_json: bool, key_file: Path | None, **o
     kernel-builder judge candidate.py --task task.py --sign judge-key > results/candidate.json
     """
     require_torch()
-    key = (
-        read_private_key(key_file, partial(click.prompt, "Passphrase", hide_input=True, err=True)) if key_file else None
-    )
+    ask = partial(click.prompt, "Passphrase", hide_input=True, err=True)
+    key = read_private_key(key_file, ask) if key_file else None
     from kernel_judge.judge.judgement import JudgeRequest
     from kernel_judge.judge.judgement import judge as judge_candidate
     from kernel_judge.leaderboard.result import signed_result

@@ -17,10 +17,11 @@ from kernel_judge.leaderboard.result import read_results
 from kernel_judge.search.run_report import attempt_lines, make_report, summary_lines
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
+_EXISTING = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @click.command()
-@click.argument("runs", metavar="[RUN...]", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("runs", metavar="[RUN...]", nargs=-1, type=_EXISTING)
 @click.option(
     "--against",
     "peer",
@@ -30,10 +31,7 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
     help="The peer that speeds are relative to.",
 )
 @click.option(
-    "--leaderboard",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Rank the results DIR/*.json of `judge --json` or `judge --sign` in place of searches.",
+    "--leaderboard", type=_EXISTING, metavar="DIR", help="Rank the results DIR/*.json of `judge` in place of searches."
 )
 @click.option("--out", type=_DIRECTORY, metavar="SITE", help="Write a static page with tables, rooflines and code.")
 @click.option(
@@ -44,10 +42,7 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
     help="A judge's public key: only results that it has signed are ranked; may be repeated.",
 )
 @click.option(
-    "--judge-again",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Judge the best N of each task here, of the results that --signer has signed.",
+    "--judge-again", type=click.IntRange(min=1), metavar="N", help="Judge each task's best N that --signer has signed."
 )
 @json_option
 def report(

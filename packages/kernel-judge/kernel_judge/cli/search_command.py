@@ -32,11 +32,7 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 )
 @click.option("-n", "--attempts", type=click.IntRange(min=1), help="Attempts in all. [default: one for each agent]")
 @click.option(
-    "--tries",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Calls of the agent in each attempt; each receives the verdict on the previous one.",
+    "--tries", type=click.IntRange(min=1), default=1, show_default=True, help="Calls of the agent in each attempt."
 )
 @click.option(
     "--context",

@@ -1,10 +1,10 @@
-"""Check a candidate's results on inputs that it has not seen, before anything is timed."""
+"""Check a candidate's results on inputs that it has not seen."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
 )}  # fmt: skip
 _LOW_PRECISION = 2**-8  # the rounding error of bfloat16
 _LEAST_SAMPLES = 3  # of inputs of one shape, to call a result constant
+Call = Callable[[Arguments], Tensors]
 
 
 class RejectedError(Exception):
@@ -44,7 +45,7 @@ class ResultChecks:
     """The checks of one candidate, whose worker has models with the numbers of the references.
 
     `rules` has the errors of each reference's inputs, if the checks compare errors, `before` eager's results for the
-    last inputs at which the candidate was right. `seconds` is the limit of a call.
+    last inputs at which the candidate was right. `has_outside`: others are checked, too. `seconds` limits a call.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class ResultChecks:
         self._tolerance, self._seconds, self._compares_errors = tolerance, seconds, compares_errors
         self.rules = [ErrorRule(tolerance, reference.has_exact) for reference in references]
         self.suspicious: list[str] = []
+        self.has_outside = False
         self._rounding = 0.0  # of the candidate, where the task's rule accepts lower precisions
         self.before: dict[int, Tensors] = {}
         self._varieties: dict[int, _Variety] = {}
@@ -90,10 +92,11 @@ class ResultChecks:
 
         Inputs are checked in each dtype at its quickest shape. `build_seconds` limits constructing one more model.
         """
+        self.has_outside = True
         slowest_first = sorted(enumerate(self._references), key=lambda numbered: -numbered[1].seconds)
         for number in {reference.dtype: number for number, reference in slowest_first}.values():
             for name, given in outside_inputs(self._references[number], seed):
-                self._one_outside(number, self._references[number], given, name)
+                self.one_outside(number, self._references[number], given, name)
         first = self._references[0]
         try:
             other = Reference(
@@ -119,16 +122,19 @@ class ResultChecks:
             )
             return
         name = "random parameters in place of equal ones"
-        self._one_outside(number, reference, reference.arguments(seed), name)
+        self.one_outside(number, reference, reference.arguments(seed), name)
 
-    def _one_outside(self, number: int, reference: Reference, given: Arguments, name: str) -> None:
+    def one_outside(
+        self, number: int, reference: Reference, given: Arguments, name: str, call: Call | None = None
+    ) -> None:
+        """Check the results of a call with other inputs than the task's, if the reference accepts them."""
         known = expected_results(reference, given, min(self._rounding, _LOW_PRECISION))
         if known is None or any(map(_overflows, known[0], (dtype for _, dtype in reference.accepted))):
             return
         case = {**describe(reference, given), "inputs": name}
         wrong_for = f"right for the task's own inputs, wrong for {name}"
         try:
-            results = self._called(number, given, case, reference)
+            results = call(given) if call else self._called(number, given, case, reference)
         except (WorkerFailure, RejectedError) as failure:
             raise RejectedError(_OUTSIDE, f"{wrong_for}: {failure.kind}: {failure}", case) from failure
         eager, expected, allowed = known

@@ -119,14 +119,10 @@ def unseen(task: Task, sizes: Sizes, number: int, choice: random.Random) -> list
     none, any.
     """
     where = _where(task, sizes)
-    names = [
-        name for name, value in sizes.items() if _largest(value) > 1 and _changes(task, sizes, name, where, free=True)
-    ]
-    names = names or [
-        name
-        for name, value in sizes.items()
-        if _largest(value) >= _SMALLEST and _changes(task, sizes, name, where, free=False)
-    ]
+    for free, least in ((True, 2), (False, _SMALLEST)):
+        large = [name for name, value in sizes.items() if _largest(value) >= least]
+        if names := [name for name in large if _changes(task, sizes, name, where, free=free)]:
+            break
     chosen: list[dict[str, Any]] = []
     for _ in range(_TRIES if names else 0):
         some = choice.sample(names, choice.randint(1, len(names)))

@@ -2,7 +2,8 @@
 
 A timed run calls a model on several sets of inputs, each new and used once, and copies all results into the judge's
 memory. The judge's clock covers both, so work that is put off counts; the time of the copies alone is measured on
-eager's results and subtracted from all. Every result of a timed run is compared with eager's.
+eager's results and subtracted from all. Every result of a timed run is compared with eager's. Between these runs, some
+that do not count check inputs that the task's own do not have.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from kernel_builder.api import Clock, clock
-from kernel_judge.judge.comparison import ErrorRule
 from kernel_judge.judge.evaluation import synchronize
+from kernel_judge.judge.outside_inputs import CHANGES, outside_inputs
 from kernel_judge.judge.peer_workers import EAGER, PeerWorkers
-from kernel_judge.judge.reference import Arguments, Reference
+from kernel_judge.judge.reference import Arguments, Reference, Tensors
 from kernel_judge.judge.result_checks import RejectedError, ResultChecks, describe, fill, reserve
 from kernel_judge.judge.speed_report import CANDIDATE, SpeedReport, TimedShape, report_speed
 from kernel_judge.judge.verdict import Notify
@@ -82,7 +84,7 @@ def measure_speed(
     for number, reference in enumerate(references):
         notify(f"timing shape {number + 1} of {len(references)}")
         left = (end - time.monotonic()) / (len(references) - number)
-        runs = _TimedRuns(worker, peers, number, reference, checks.rules[number], timer, seconds, choice)
+        runs = _TimedRuns(worker, peers, number, reference, checks, timer, seconds, choice)
         shapes.append(runs.shape(rounds, max(_SHAPE_SECONDS, left)))
         if number == 0:
             runs.check_repeats()
@@ -102,7 +104,7 @@ class _TimedRuns:
     peers: PeerWorkers
     number: int
     reference: Reference
-    rule: ErrorRule
+    checks: ResultChecks
     timer: Clock
     limit: float  # of a run, in seconds
     choice: random.Random
@@ -125,6 +127,7 @@ class _TimedRuns:
         copying = []
         end = time.monotonic() + seconds
         self._lengthen()
+        due = {name: self.choice.randint(1, max(rounds, 1)) for name in CHANGES if self.checks.has_outside}
         for turn in range(rounds + 1):
             if turn > _LEAST_ROUNDS and time.monotonic() > end:
                 break
@@ -143,6 +146,10 @@ class _TimedRuns:
             self._compare(calls)
             if turn == 0 and taken.get(EAGER, math.inf) < _SHORT * _RUN_SECONDS:
                 self._lengthen()  # the machine was busy when the number of calls was chosen
+            for name, given in outside_inputs(self.reference, calls[0].seed) if turn in due.values() else ():
+                if due[name] == turn:
+                    call = partial(self._one_result, calls)
+                    self.checks.one_outside(self.number, self.reference, given, name, call)
             if turn:
                 copying.append(self._timed(self.peers.workers[EAGER], "hand_over")[0])
                 for name, samples in runs.items():
@@ -255,10 +262,18 @@ class _TimedRuns:
             self._expected = [[worker.outputs.tensor(slot) for slot in call] for call in slots]
         return taken
 
+    def _one_result(self, calls: Sequence[Arguments], given: Arguments) -> Tensors:
+        """Return the results of one call, in place of another one of a run, which does not count."""
+        # A run has one seed: only its first call draws the random numbers that the reference draws alone.
+        place = self.choice.randrange(len(calls)) if self.reference.has_exact else 0
+        self._run(CANDIDATE, [*calls[:place], given, *calls[place + 1 :]])
+        self._reported.pop()
+        return self._results[place]
+
     def _compare(self, calls: Sequence[Arguments]) -> None:
         """Compare the candidate's results of the timed calls with eager's."""
         for given, results, expected in zip(calls, self._results, self._expected, strict=True):
-            if not self.rule.agree(self.reference, given, results, expected):
+            if not self.checks.rules[self.number].agree(self.reference, given, results, expected):
                 raise RejectedError(
                     "wrong-when-timed",
                     "a result of its timed calls is wrong, though the same shapes were right before: results must not "

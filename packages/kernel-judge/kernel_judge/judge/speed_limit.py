@@ -86,9 +86,8 @@ def _matrix_speed(device: str, timer: Clock, dtype: torch.dtype) -> float:
     """Return the operations of matrix products in a second."""
     size = _MATRIX[device]
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    return (
-        2 * size**3 / min(_seconds(device, timer, [partial(torch.mm, left, matrix)]) for matrix in (right, right.t()))
-    )
+    seconds = (_seconds(device, timer, [partial(torch.mm, left, matrix)]) for matrix in (right, right.t()))
+    return 2 * size**3 / min(seconds)
 
 
 def _copy_seconds(device: str, timer: Clock, moved: int, sets: int) -> float:

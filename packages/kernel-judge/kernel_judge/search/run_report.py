@@ -93,9 +93,8 @@ def make_report(runs: Iterable[Path], peer: str) -> RunReport:
             found = event["best"] and {**event["best"], "agent": names[event["best"]["agent"]]}
             best.append({"task": settings[-1]["task"], "best": found})
     if not attempts:
-        raise ConfigError(
-            "no attempt is finished", where=", ".join(map(str, runs)), hint="run the search again: it goes on"
-        )
+        hint = "run the search again: it goes on"
+        raise ConfigError("no attempt is finished", where=", ".join(map(str, runs)), hint=hint)
     groups = [_group("all", "all", attempts)]
     for by in ("agent", "context"):
         parts = _parted(attempts, by)
@@ -160,8 +159,7 @@ def _group(by: str, name: str, attempts: Sequence[AttemptResult]) -> Group:
         attempts=len(attempts),
         right=sum(right),
         pass_at={
-            k: statistics.fmean(pass_at_k(len(task), count, k) for task, count in zip(tasks, right, strict=True))
-            for k in ks
+            k: statistics.fmean(pass_at_k(*count, k) for count in zip(map(len, tasks), right, strict=True)) for k in ks
         },
         speedup_at={k: statistics.geometric_mean(speedup_at_k(task, k) for task in floored) for k in ks},
         seconds=statistics.fmean(attempt.seconds for attempt in attempts),
