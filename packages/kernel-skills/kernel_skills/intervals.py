@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import binomtest, ttest_ind
+from scipy.stats import binomtest, t
 
 # pass@1 and speedup@1 decide whether a skill helps. Each interval has 97.5 %, so that both hold with 95 %.
 CONFIDENCE = 0.975
@@ -43,16 +43,19 @@ def compare_shares(without: Sequence[bool], with_skill: Sequence[bool]) -> Compa
 def compare_means(without: Groups, with_skill: Groups) -> Compared:
     """Compare geometric means of positive values; the change is their ratio.
 
-    The interval is Welch's t interval of the logarithms, after each task's mean is subtracted. It is infinite where
-    the values of a group do not vary, as with one try.
+    The interval is the t interval of a group's effect in an analysis of variance of the logarithms by task and group,
+    without interaction: for one try of each task, the paired t interval. It is infinite if there is one value in each
+    group, or if nothing but the tasks and the groups differs.
     """
     before, after = ([np.log(task) for task in groups] for groups in (without, with_skill))
-    means = [np.mean(np.concatenate(task)) for task in zip(before, after, strict=True)]
-    centered = [
-        np.concatenate([task - mean for task, mean in zip(group, means, strict=True)]) for group in (before, after)
-    ]
-    old, new = (float(np.mean([np.mean(task) for task in group])) for group in (before, after))
+    old, new = (np.array([np.mean(task) for task in group]) for group in (before, after))
+    change = float(np.mean(new - old))
+    values, middle = [*before, *after], (old + new) / 2
+    fitted = [*(middle - change / 2), *(middle + change / 2)]
+    residuals = np.concatenate([task - mean for task, mean in zip(values, fitted, strict=True)])
+    degrees = len(residuals) - len(old) - 1
     low, high = -math.inf, math.inf
-    if min(map(len, centered)) > 1 and max(map(np.ptp, centered)) > 1e-12:
-        low, high = ttest_ind(*reversed(centered), equal_var=False).confidence_interval(CONFIDENCE)
-    return Compared(math.exp(old), math.exp(new), math.exp(new - old), math.exp(low), math.exp(high))
+    if degrees and np.ptp(residuals) > 1e-12:
+        variance = float(np.sum(residuals**2)) / degrees * sum(1 / len(task) for task in values)
+        low, high = t.interval(CONFIDENCE, degrees, change, math.sqrt(variance) / len(old))
+    return Compared(float(np.exp(np.mean(old))), float(np.exp(np.mean(new))), *map(math.exp, (change, low, high)))

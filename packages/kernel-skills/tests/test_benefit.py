@@ -187,3 +187,15 @@ def test_a_skill_without_effect_rarely_seems_to_have_one() -> None:
                 tries.append(SkillTry(f"task{task}", number < 5, is_right, speed, 1.0))
         wrong += compare_tries(tries).conclusion != "no measurable help"
     assert wrong <= 7
+
+
+def test_few_intervals_of_means_leave_out_the_ratio_of_equal_groups() -> None:
+    """Of 1000 with 97.5 %, 25 are expected to leave it out, and at most 36 in all but 2 % of runs."""
+    generator = random.Random(2)
+    missed = 0
+    for _ in range(1000):
+        means = [generator.gauss(0, 1) for _ in range(20)]
+        groups = ([[generator.lognormvariate(mean, 0.3)] for mean in means] for _ in range(2))
+        compared = intervals.compare_means(*groups)
+        missed += not compared.low < 1 < compared.high
+    assert missed <= 36
