@@ -12,6 +12,7 @@ from typing import Any
 from kernel_aot.expressions import Expression, is_plain, parse, translate
 from kernel_aot.launch_function import KEYS, read_launch_function
 from kernel_aot.ops import Argument, Config, Op, Output, Parameter
+from kernel_aot.syntax import last_name
 from kernel_format.errors import ConfigError
 
 OPTIONS = {"num_warps": 4, "num_stages": 3}
@@ -178,12 +179,22 @@ class Reader:
                 hint = "list the values to compile in rows of `config`, or give one in `constants`"
                 message = f"{', '.join(missing)} of {kernel.name} has no value at build time"
                 raise self.error("config", message, hint)
+            if "when" not in row and (computed := self.heuristics() & {*values, *constants}):
+                hint = "write in `when` which calls have this value"
+                raise self.error("config", f"{min(computed)} has a value of the kernel's heuristics", hint)
             tests = [f"({row['when']})"] if "when" in row else []
             for name, text in self.passed.items():
                 if name in values and ("when" not in row or isinstance(values[name], bool) or is_plain(text)):
                     tests.append(ast.unparse(parse(f"({text}) == {values[name]}", self.where("config"))))
             when = translate(" and ".join(tests), scope, self.where("config")) if tests else None
             yield Config(when, values, options)
+
+    def heuristics(self) -> set[str]:
+        """Return the constexprs that a decorator of the kernel computes for each call."""
+        calls = [node for node in self.kernel.decorator_list if isinstance(node, ast.Call)]
+        tables = [node for call in calls if last_name(call.func) == "heuristics" for node in ast.walk(call)]
+        keys = [key for node in tables if isinstance(node, ast.Dict) for key in node.keys]
+        return {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
 
     def grid(self, scope: Mapping[str, str], compiled: Mapping[str, Any]) -> tuple[Expression, ...]:
         kinds = {name: _KINDS.get(type(value), "str") for name, value in compiled.items()}

@@ -74,6 +74,12 @@ def test_compiled_values_are_those_of_the_launch_function(tmp_path: Path, declar
     assert code in next(iter(select_language({}).sources(op, [], "kernels.py", {}).values()))
 
 
+def test_values_of_heuristics_need_a_condition(tmp_path: Path) -> None:
+    kernels = KERNELS.replace("@triton", "@triton.heuristics({'FLAG': lambda given: True})\n@triton", 1)
+    with pytest.raises(ConfigError, match="FLAG has a value of the kernel's heuristics"):
+        ops_of(project(tmp_path, kernels=kernels.replace("FLAG=flag, ", "")))
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_ops_of_examples_are_completed_by_their_launch_functions(name: str) -> None:
     root, expected = ROOT / "examples" / "triton" / name, EXAMPLES[name]
