@@ -238,7 +238,8 @@ def draw_bars(groups: Mapping[str, Mapping[str, float | None]], title: str, labe
         values = [(row + number * height, group[name]) for row, group in enumerate(groups.values()) if group[name]]
         rows, lengths = zip(*values, strict=True)
         bars = axis.barh(rows, lengths, 0.9 * height, color=color, label=name)
-        axis.bar_label(bars, [f"{length:.2f}" for length in lengths], padding=3, fontsize="small")
+        for text in axis.bar_label(bars, [f"{length:.2f}" for length in lengths], padding=3, fontsize="small"):
+            text.set_in_layout(False)  # the margin has room for them, and measuring them takes a quarter of the time
     _finish(axis, list(groups), height * (len(names) - 1) / 2, label)
     figure.suptitle(title, fontsize="medium")
     figure.legend(loc="outside lower center", ncols=len(names))
