@@ -17,7 +17,7 @@ from tests.support import public_parser
 from tests.support.cli import expect, invoke
 from tests.support.files import write_files
 from tests.support.places import ROOT
-from tests.support.torch_process import run_with_torch
+from tests.support.torch_process import output_with_torch, run_with_torch
 
 KIT = ROOT / "kernels" / "kit"
 init = partial(invoke, "init")
@@ -98,8 +98,7 @@ def test_a_project_with_triton_kernels_builds_as_a_python_package() -> None:
     assert public_parser.read(files["build.toml"], Path())
     assert invoke("build", "my-gate", "--variant", "torch-cuda").exit_code == 0
     assert Path("my-gate/build/torch-cuda/kernels.py").is_file()
-    tested = run_with_torch("import pytest, sys; sys.exit(pytest.main(['-q', 'my-gate/tests']))")
-    assert tested.returncode == 0, tested.stdout
+    output_with_torch("import pytest, sys; sys.exit(pytest.main(['-q', 'my-gate/tests']))")
     if not torch.cuda.is_available():
         example = run_with_torch("import runpy; runpy.run_path('my-gate/example.py', run_name='__main__')")
         message = f"this kernel is for cuda, and Torch {torch.__version__} finds no such device here\n"

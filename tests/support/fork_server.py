@@ -78,15 +78,14 @@ def serve() -> None:
     gc.enable()
     for request in sys.stdin:
         # Such a process ends without clearing its modules, which takes a second of CPU time after an import of Torch.
-        process = multiprocessing.get_context("fork").Process(target=_run, args=json.loads(request))
+        process = multiprocessing.get_context("fork").Process(target=_run, args=(request,))
         process.start()
         process.join()
         print(process.exitcode, flush=True)
 
 
-def _run(
-    code: str, arguments: Sequence[str], environment: Mapping[str, str], directory: str, files: Sequence[str]
-) -> None:
+def _run(request: str) -> None:
+    code, arguments, environment, directory, files = json.loads(request)
     for descriptor, path in enumerate(files):
         opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         os.dup2(opened, descriptor)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from tests.support.cli import invoke
 from tests.support.files import append, replace, write_files
 from tests.support.fork_server import ForkServer
 from tests.support.places import CPU, PROJECTS, ROOT, SOURCES
-from tests.support.torch_process import run_with_torch
+from tests.support.torch_process import output_with_torch
 
 BUILDER = Path(sys.executable).with_name("kernel-builder")
 # The imports of a build; the client reads whether it is offline when it is imported.
@@ -92,6 +93,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 # Loads the CPU package of a scale project with the client, calls it, and compiles it with torch.compile.
 LOAD = SOURCES["load_by_client"]
+run_python = partial(output_with_torch, HF_HUB_OFFLINE="1")
 
 
 def environment(cache: Path, **more: str) -> dict[str, str]:
@@ -238,13 +240,6 @@ def slow_project(copy_project: Copy) -> Path:
     flags = '["-fconstexpr-loop-limit=2000000000", "-fconstexpr-ops-limit=100000000000"]'
     replace(project / "build.toml", 'language = "cpp-cpu"', f'language = "cpp-cpu"\ncxx-flags = {flags}')
     return project
-
-
-def run_python(code: str, *arguments: object) -> str:
-    """Run code that uses Torch in a process of its own, offline, and return its output."""
-    done = run_with_torch(code, *arguments, HF_HUB_OFFLINE="1")
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 @pytest.fixture

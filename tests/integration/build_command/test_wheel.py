@@ -17,7 +17,7 @@ from tests.integration.build_command.conftest import FOR_CPU, Copy, Done, Run, u
 from tests.support.files import append, replace
 from tests.support.places import CPU, SOURCES
 from tests.support.programs import run
-from tests.support.torch_process import run_with_torch
+from tests.support.torch_process import output_with_torch, run_with_torch
 
 # Imports a kernel of the first directory.
 IMPORT = "import sys; sys.path.insert(0, sys.argv[1]); import torch; "
@@ -72,9 +72,8 @@ def test_pip_installs_a_wheel(kernel_builder: Run, built: Path, tmp_path: Path) 
     assert pip(python, wheel).returncode == 0
     assert run(python, "-c", SOURCES["without_the_client"]) == "[0.0, 2.0, 4.0]\n"
     for order in (("wheel", "client"), ("client", "wheel")):
-        beside = run_with_torch(SOURCES["beside_the_client"], site, built, *order)
-        assert beside.returncode == 0, beside.stderr
-        assert [line.split()[1] for line in beside.stdout.splitlines()] == ["2.0", "2.0"]
+        beside = output_with_torch(SOURCES["beside_the_client"], site, built, *order)
+        assert [line.split()[1] for line in beside.splitlines()] == ["2.0", "2.0"]
 
     # A variable chooses another backend than Torch's.
     chosen = run_with_torch(f"{IMPORT}import stable_scale", site, KERNEL_BACKEND="cuda")
@@ -107,8 +106,7 @@ def test_an_import_refuses_a_gpu_without_code(copy_project: Copy, kernel_builder
     zipfile.ZipFile(written["path"]).extractall(tmp_path / "site")
     library = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-x", "c", "-", "-o", driver]
     subprocess.run(library, input=SOURCES["nvml"], text=True, check=True)
-    accepted = run_with_torch(AS_WITH_A_GPU, tmp_path / "site", driver, GPU="8.6")
-    assert accepted.stdout == "False 2.0\n", accepted.stderr
+    assert output_with_torch(AS_WITH_A_GPU, tmp_path / "site", driver, GPU="8.6") == "False 2.0"
     refused = run_with_torch(AS_WITH_A_GPU, tmp_path / "site", driver, GPU="10.0").stderr
     for text in ("no code for this machine's GPU", "torch-cuda has code for: 8.0, 9.0a", "of the GPU: 10.0"):
         assert text in refused
@@ -154,4 +152,4 @@ def test_a_python_kernel_has_one_wheel_for_all(copy_project: Copy, kernel_builde
     assert wheel.name == "my_doubling-1.0-py3-none-any.whl"
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = f"{IMPORT}import python_only; print(python_only.doubled(torch.ones(1)))"
-    assert run_with_torch(code, tmp_path / "site").stdout == "tensor([2.])\n"
+    assert output_with_torch(code, tmp_path / "site") == "tensor([2.])"

@@ -13,7 +13,7 @@ import torch
 from kernel_builder.config.project_files import read_project
 from tests.support.cli import expect, invoke
 from tests.support.places import CPU, PROJECTS, ROOT, SOURCES
-from tests.support.torch_process import run_with_torch
+from tests.support.torch_process import output_with_torch
 
 PAGE = ROOT / "docs" / "port.md"
 
@@ -31,16 +31,14 @@ def test_the_tables_are_those_of_torch() -> None:
     if not torch.__version__.startswith(f"{stated[1]}."):
         pytest.skip(f"the page is of Torch {stated[1]}")
     command = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
-    done = run_with_torch(command, ROOT / "docs" / "stable_counterparts.py", "--check")
-    assert done.returncode == 0, done.stderr
+    output_with_torch(command, ROOT / "docs" / "stable_counterparts.py", "--check")
 
 
 def test_the_ported_project_computes_the_sum(tmp_path: Path) -> None:
     project = tmp_path / "after"
     shutil.copytree(PROJECTS / "port" / "after", project)
     assert invoke("build", project, "--backend", "cpu").exit_code == 0
-    done = run_with_torch(SOURCES["try_the_ported_kernel"], project)
-    assert done.stdout == "ok\n", done.stdout + done.stderr
+    assert output_with_torch(SOURCES["try_the_ported_kernel"], project) == "ok"
 
 
 def test_port_understands_the_project_before(tmp_path: Path) -> None:
@@ -66,5 +64,4 @@ def test_the_example_is_copied_built_and_tested(tmp_path: Path) -> None:
     ):
         expect(0, "", *arguments)
     assert not [path for path in project.rglob("*") if path.is_symlink()]
-    tested = run_with_torch("import pytest, sys; sys.exit(pytest.main(['-q', *sys.argv[1:]]))", project / "tests")
-    assert tested.returncode == 0, tested.stdout
+    output_with_torch("import pytest, sys; sys.exit(pytest.main(['-q', *sys.argv[1:]]))", project / "tests")

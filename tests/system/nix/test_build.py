@@ -17,6 +17,7 @@ from tests.support.files import append, replace, write_files
 from tests.support.newest import NEWEST, full_abi
 from tests.support.places import CPU, CUDA, LIBRARIES, PROJECTS, ROOT, SOURCES
 from tests.support.running_hub import running_hub
+from tests.support.torch_process import output_with_torch
 from tests.system.nix.conftest import Nix
 
 KernelFlake = Callable[[Path], Path]
@@ -156,9 +157,6 @@ def test_ci_tests_and_test_shells_have_the_kernel(nix: Nix, scale: Path) -> None
     assert done.stdout.split() == [str(built / "__init__.py")] * 2  # by its Python name it is the same module
 
 
-LOAD = SOURCES["load_of_nix"]
-
-
 def test_a_build_is_published_and_loaded_by_the_client(nix: Nix, scale: Path, tmp_path: Path) -> None:
     config = scale / "build.toml"
     config.write_text(config.read_text().partition("[kernel.scale_cuda]")[0].replace('["cpu", "cuda"]', '["cpu"]'))
@@ -167,4 +165,4 @@ def test_a_build_is_published_and_loaded_by_the_client(nix: Nix, scale: Path, tm
         done = Nix(nix.root, {**nix.environment, **client}).run(scale, "run", ".#build-and-upload")
         assert {path.name for path in (scale / "build").iterdir()} == {CPU}
         assert f"published  {CPU}" in done.stdout
-        subprocess.run([sys.executable, "-c", LOAD], check=True, cwd=tmp_path, env=hub.environment)
+        output_with_torch(SOURCES["load_of_nix"], **hub.environment)

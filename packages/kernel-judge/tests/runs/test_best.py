@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,14 +14,12 @@ from searches import agent, logged, quick_request, quoted, run_search
 from kernel_format.errors import ConfigError
 from kernel_judge.search.search_request import parse_context
 from kernel_judge.search.workspace import PROJECT, Workspace
+from tests.support.builder_process import run_builder
 from tests.support.places import SOURCES
-from tests.support.programs import run
 from tests.support.running_hub import running_hub
+from tests.support.torch_process import output_with_torch
 
 pytestmark = pytest.mark.usefixtures("judge_calls")
-
-BUILDER = [sys.executable, "-m", "kernel_builder"]
-LOAD = SOURCES["load_hard_swish"]
 
 
 def test_the_best_is_published_by_build_and_upload(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -29,9 +27,8 @@ def test_the_best_is_published_by_build_and_upload(tmp_path: Path, tmp_path_fact
     best = run_search(quick_request(tmp_path, quoted(f"# right 2.5\n{model}"))).run / "best"
     with running_hub(tmp_path_factory.mktemp("hub"), "--trust", "kernels-community") as hub:
         options = ["--backend", "cpu", "--repo-id", "kernels-community/hard-swish", "--json"]
-        upload = [*BUILDER, "build-and-upload", str(best), *options]
-        run(*upload, env=hub.environment)
-        run(sys.executable, "-c", LOAD, env=hub.environment)
+        run_builder(hub.environment, "build-and-upload", best, *options, check=True)
+        output_with_torch(SOURCES["load_hard_swish"], **hub.environment)
         card = hub.api().hf_hub_download(
             "kernels-community/hard-swish", "README.md", repo_type="kernel", local_dir=tmp_path / "card"
         )
@@ -114,8 +111,7 @@ def test_a_command_that_answers_with_text_is_an_agent(tmp_path: Path) -> None:
 
 def test_the_command_prints_the_result(tmp_path: Path) -> None:
     task = quick_request(tmp_path, "true").task
-    search = [*BUILDER, "search", str(task), "--agent", "true", "--run", str(tmp_path / "run")]
-    done = subprocess.run(search, capture_output=True, text=True, check=False)
+    done = run_builder(os.environ, "search", task, "--agent", "true", "--run", tmp_path / "run")
     assert done.returncode == 1
     assert "No candidate is right and faster than the reference." in done.stdout
     assert "attempt 1, try 1: no-candidate" in done.stderr

@@ -16,7 +16,7 @@ from tests.support.builder_process import run_builder
 from tests.support.places import SOURCES
 from tests.support.python_project import write_project
 from tests.support.running_hub import RunningHub
-from tests.support.torch_process import run_with_torch
+from tests.support.torch_process import output_with_torch
 
 from .conftest import put
 from .test_sign import OPENSSL, make_key
@@ -39,9 +39,8 @@ def test_a_kernel_and_what_it_loads_for_another_owner(hub: RunningHub, top: Path
     assert not hub.api().repo_exists("kernels-community/top", repo_type="kernel")
 
     program = "from kernels import get_kernel; k = get_kernel('me/top', version=1, trust_remote_code=True)"
-    loaded = run_with_torch(f"{program}; print(k.twice(21), k.base.__file__)", **hub.environment)
-    assert loaded.stdout.startswith("42 "), loaded.stderr
-    assert "me--base" in loaded.stdout
+    loaded = output_with_torch(f"{program}; print(k.twice(21), k.base.__file__)", **hub.environment)
+    assert loaded.startswith("42 ") and "me--base" in loaded, loaded
 
     published = tmp_path / "published"
     hub.api().snapshot_download("me/top", repo_type="kernel", local_dir=published)

@@ -25,7 +25,7 @@ from tests.support.places import CPU as VARIANT
 from tests.support.programs import run, wait_for
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import commit
-from tests.support.torch_process import run_with_torch
+from tests.support.torch_process import output_with_torch
 
 from .conftest import BUILDER, DOUBLING, build_for, commits, edit, put, tree
 
@@ -49,8 +49,7 @@ def test_the_client_loads_a_published_kernel(hub: RunningHub, scale: Path) -> No
 
     program = f"import torch; from kernels import get_kernel; k = get_kernel('{REPO}', version=1, backend='cpu')"
     program += "; print(k.scaled(torch.ones(2), 3.0).tolist())"
-    loaded = run_with_torch(program, **hub.environment)
-    assert loaded.stdout.strip() == "[3.0, 3.0]", loaded.stderr
+    assert output_with_torch(program, **hub.environment) == "[3.0, 3.0]"
 
     card = Path(hub.api().hf_hub_download(REPO, "README.md", repo_type="kernel", local_dir=scale.parent)).read_text()
     for words in (
