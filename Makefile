@@ -57,12 +57,11 @@ test: export OMP_WAIT_POLICY = passive
 test: export OPENBLAS_NUM_THREADS = 1
 # The pytest processes that tests start would import all plugins, which takes a second.
 test: export PYTEST_DISABLE_PLUGIN_AUTOLOAD = 1
-# Tests often wait for processes and sockets, so lint and the documentation are checked meanwhile.
+# Tests and the build of packages often wait for processes, so lint and the documentation are checked meanwhile.
 test: .venv/ready
-	$(MAKE) packages
 	$(MAKE) --jobs=3 lint docs all-tests
 
-all-tests: .venv/ready
+all-tests: .venv/ready packages
 	.venv/bin/python -m pytest -p xdist -p pytest_timeout -p tests.skips --ignore=tests/nightly tests packages $(KERNELS:%=%/tests) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 # Otherwise each of several test processes compiles the same tests and imports. Tests of kernels that are not built fail.
