@@ -39,43 +39,42 @@ def gpu_mode(tmp_path: Path) -> Path:
     return write(tmp_path / "problems", TEXTS["gpu-mode"]) / "split"
 
 
-def test_a_gpu_mode_task_has_its_own_rule_workloads_and_modules(gpu_mode: Path, tmp_path: Path) -> None:
-    submission = tmp_path / "submission.py"
-    submission.write_text(SUBMISSIONS["right"])
-    right = verdict(submission, gpu_mode)
+def verdict_of(text: str, task: Path, **options: Any) -> Verdict:
+    """Judge a submission to a task of GPU MODE."""
+    submission = task.parents[1] / "submission.py"
+    submission.write_text(text)
+    return verdict(submission, task, **options)
+
+
+def test_a_gpu_mode_task_has_its_own_rule_workloads_and_modules(gpu_mode: Path) -> None:
+    right = verdict_of(SUBMISSIONS["right"], gpu_mode)
     assert right.is_right, right.reason
-    submission.write_text(SUBMISSIONS["in-place"])
-    right = verdict(submission, gpu_mode, rounds=1, seed=1)
+    right = verdict_of(SUBMISSIONS["in-place"], gpu_mode, rounds=1, seed=1)
     assert right.is_right, f"the format lets a submission write to inputs and over its last result: {right.reason}"
     assert [case["sizes"]["rows"] for case in right.cases] == [40]
-    submission.write_text("def custom_kernel(data):\n    return data[0].double() / 2, data[0].double() / 2\n")
-    wide = verdict(submission, gpu_mode)
+    wide = verdict_of("def custom_kernel(data):\n    return data[0].double() / 2, data[0].double() / 2\n", gpu_mode)
     assert wide.is_right and "float64, float64, the reference's float32, float32" in " ".join(wide.suspicious)
-    submission.write_text("def custom_kernel(data):\n    return data[0].half() / 2, data[0].half() / 2\n")
-    assert "the sum is wrong" in verdict(submission, gpu_mode).reason, "the format's rule has the candidate's dtypes"
-    submission.write_text(SUBMISSIONS["wrong-when-timed"])
-    assert verdict(submission, gpu_mode, rounds=1).rejected_as == "wrong-when-timed", "the rule is for timed calls, too"
-    submission.write_text(SUBMISSIONS["other-rule"])
-    wrong = verdict(submission, gpu_mode)
+    wrong = verdict_of("def custom_kernel(data):\n    return data[0].half() / 2, data[0].half() / 2\n", gpu_mode)
+    assert "the sum is wrong" in wrong.reason, "the format's rule has the candidate's dtypes"
+    timed = verdict_of(SUBMISSIONS["wrong-when-timed"], gpu_mode, rounds=1)
+    assert timed.rejected_as == "wrong-when-timed", "the rule is for timed calls, too"
+    wrong = verdict_of(SUBMISSIONS["other-rule"], gpu_mode)
     assert wrong.rejected_as == "wrong-result" and "the sum is wrong" in wrong.reason
-    submission.write_text("def custom_kernel(data):\n    return data[0].abs() / 2, data[0] / 2\n")
-    assert "random signs" in verdict(submission, gpu_mode).reason
-    assert verdict(submission, gpu_mode, inputs_of_task_only=True).is_right, "the task has no negative inputs"
+    signed = "def custom_kernel(data):\n    return data[0].abs() / 2, data[0] / 2\n"
+    assert "random signs" in verdict_of(signed, gpu_mode).reason
+    assert verdict_of(signed, gpu_mode, inputs_of_task_only=True).is_right, "the task has no negative inputs"
 
 
-def test_a_precision_that_the_rule_accepts_is_right_for_larger_inputs(gpu_mode: Path, tmp_path: Path) -> None:
+def test_a_precision_that_the_rule_accepts_is_right_for_larger_inputs(gpu_mode: Path) -> None:
     """The rule's absolute tolerance does not grow with the inputs, whose differences may be small."""
     text = (gpu_mode / "reference.py").read_text().replace("x / 2\n", "x - x.flip(-1)\n")
     text = text.replace("is_near(a + b, data[0])", "bool(((a - ref_kernel(data)[0]).abs() < 2e-2).all())")
     text = text.replace("torch.empty(rows, 8)", "torch.full((rows, 8), 2.0 ** (time.time_ns() % 200 - 100))")
     text = text.replace("import torch", "import time, torch  # the memory of a tensor for results may hold anything")
     (gpu_mode / "reference.py").write_text(text)
-    submission = tmp_path / "submission.py"
-    submission.write_text(SUBMISSIONS["rounded"])
-    right = verdict(submission, gpu_mode)
+    right = verdict_of(SUBMISSIONS["rounded"], gpu_mode)
     assert right.is_right, right.reason
-    submission.write_text(SUBMISSIONS["rounded"].replace("data[0]", "data[0].abs()"))
-    assert "random signs" in verdict(submission, gpu_mode).reason
+    assert "random signs" in verdict_of(SUBMISSIONS["rounded"].replace("data[0]", "data[0].abs()"), gpu_mode).reason
 
 
 def test_a_saved_task_is_complete(gpu_mode: Path, tmp_path: Path) -> None:
