@@ -22,7 +22,7 @@ TOKEN = {"Authorization": "Bearer any"}  # as RunningHub.api() sends it
 
 # A Hub imports for more than a second. Each Hub is a fork of a process that has only imported.
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["kernel_builder.cli", "kernel_hub.serve"])
+_FORKS.set_forkserver_preload(["kernel_builder.cli.hub_command", "kernel_hub.commands", "kernel_hub.serve"])
 
 
 @dataclass
