@@ -224,8 +224,8 @@ template <typename T>
 T shuffle(Shuffle kind, Site site, uint64_t mask, T value, int by, int width) {
   static_assert(sizeof(T) <= 8 && std::is_trivially_copyable_v<T>, "shuffles take at most 8 bytes");
   if (width <= 0 || width > warpSize || (width & (width - 1)) != 0) {
-    fail("%s (%s:%d) has the width %d, which is not a power of two up to the warp's %d lanes", site.intrinsic, site.file,
-         site.line, width, warpSize);
+    fail("%s (%s:%d) has the width %d, which is not a power of two up to the warp's %d lanes", site.intrinsic,
+         site.file, site.line, width, warpSize);
   }
   const int lane = current.lane, first = lane & ~(width - 1), end = first + width;
   int source = kind == Shuffle::index  ? first + (by & (width - 1))
