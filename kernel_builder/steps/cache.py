@@ -19,8 +19,7 @@ from kernel_format.files import write_atomically
 
 # Outputs that no build has used for this long are removed; they can be built again.
 KEEP_SECONDS = 30 * 24 * 3600
-# Of the cache's files; a user's directory as the cache may have others.
-_NAME = re.compile(r"[0-9a-f]{64}(\.\w+)*")
+_NAME = re.compile(r"[0-9a-f]{64}(\.\w+)*")  # of the cache's files, beside which a user may have others
 
 
 def output_path(cache: Path, step: CompileStep | Binary) -> Path:

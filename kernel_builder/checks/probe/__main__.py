@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import json
 import os
 import re
@@ -44,14 +43,12 @@ _LONGEST_RESULT = 1 << 20  # bytes of JSON about one package
 @cache
 def _import_error() -> str | None:
     """Import Torch and the client, and return why that fails, or None."""
-    gc.disable()  # it takes a tenth of the time, and modules are no garbage
     try:
         import kernels  # noqa: F401
         import torch  # noqa: F401
     except Exception as error:
         return str(error)
     finally:
-        gc.enable()
         # The bytecode of Torch saves seconds; a package is checked as it is, without files that loading it adds.
         sys.dont_write_bytecode = True
     return None
