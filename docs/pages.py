@@ -5,7 +5,6 @@ MkDocs calls the functions whose names begin with `on_`.
 
 from __future__ import annotations
 
-import gc
 import posixpath
 import re
 import subprocess
@@ -34,12 +33,6 @@ INCLUDED = {
 _EXTERNAL = re.compile(r"[a-z]+:|#|/")
 _PLOT = re.compile(r"<!-- plot: (.+?) (\S+) -->")
 _LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
-
-
-def on_startup(command: str, dirty: bool) -> None:
-    """Turn the garbage collector off for a build, which ends within a minute; it takes a sixth of the time."""
-    if command == "build":
-        gc.disable()
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
