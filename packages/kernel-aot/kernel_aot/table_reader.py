@@ -69,7 +69,13 @@ class Reader:
         outputs = tuple(self.output(name, text) for name, text in table["outputs"].items())
         self.scope |= dict.fromkeys(table["outputs"], "Tensor")
         arguments = tuple(self.arguments())
-        values = {argument.name: argument.value.kind for argument in arguments if not argument.is_tensor}
+        numbers = {argument.name: argument.value for argument in arguments if not argument.is_tensor}
+        values = {name: value.kind for name, value in numbers.items()}
+        given = {**derived.get("constants", {}), **derived.get("passed", {})}
+        for name, value in (given | {name: value.python for name, value in numbers.items()}).items():
+            if name in self.scope and value != name:
+                message = f"{name} of {table['kernel']} is `{value}`, and {name} of {self.name} is another value"
+                raise self.error("arguments", message, "rename one of the two parameters")
         scope = {**values, **self.scope}
         constants = {**derived.get("constants", {}), **table.get("constants", {})}
         self.check_names("schema", [parameter.name for parameter in parameters])
@@ -96,7 +102,7 @@ class Reader:
             constants={name: value for name, value in constants.items() if name not in OPTIONS},
             divisible=tuple(table.get("divisible", ())),
             requires=tuple(
-                translate(text, self.scope, self.where("requires"))
+                translate(text, self.scope, self.where("requires"), "bool")
                 for text in [*derived.get("requires", ()), *table.get("requires", ())]
             ),
             contiguous=tuple(dict.fromkeys([*derived.get("contiguous", ()), *table.get("contiguous", ())])),
@@ -129,7 +135,7 @@ class Reader:
                     raise self.error("outputs", f"{like} is not a tensor of the schema", f"write {kind}(x) of one")
                 return Output(name, like, (), self.dtype(keywords), kind == "zeros_like")
             case ast.Call(func=ast.Name("empty" | "zeros" as kind), args=[ast.Tuple(sizes)], keywords=[_] as keywords):
-                each = tuple(translate(ast.unparse(size), self.scope, where) for size in sizes)
+                each = tuple(translate(ast.unparse(size), self.scope, where, "int") for size in sizes)
                 return Output(name, None, each, self.dtype(keywords), kind == "zeros")
         hint = "write empty_like(x), or empty((x.size(0), 8), dtype=float32); zeros_like and zeros likewise"
         raise self.error("outputs", f"`{text}` is not an allocation", hint)
@@ -157,7 +163,8 @@ class Reader:
             kind, _, divisor = types.get(name, _DEFAULT_TYPES.get(value.kind, "")).partition(":")
             if "[" in kind:
                 raise self.error("types", f"{name} has sizes, as tensors of CuTe DSL", "remove them")
-            if kind.startswith("*") != (value.kind == "Tensor") or not kind:
+            is_cut = value.kind == "float" and kind[:2] != "fp"
+            if kind.startswith("*") != (value.kind == "Tensor") or not kind or is_cut:
                 raise self.error("types", f"{name} is {kind}, and its value is a {value.kind}", "correct one of them")
             if "T" in kind and not self.table.get("dtypes"):
                 raise self.error("dtypes", f"{name} has the type {kind}, and no dtypes are listed", "list them")
@@ -186,7 +193,7 @@ class Reader:
             for name, text in self.passed.items():
                 if name in values and ("when" not in row or isinstance(values[name], bool) or is_plain(text)):
                     tests.append(ast.unparse(parse(f"({text}) == {values[name]}", self.where("config"))))
-            when = translate(" and ".join(tests), scope, self.where("config")) if tests else None
+            when = translate(" and ".join(tests), scope, self.where("config"), "bool") if tests else None
             yield Config(when, values, options)
 
     def heuristics(self) -> set[str]:
@@ -198,7 +205,7 @@ class Reader:
 
     def grid(self, scope: Mapping[str, str], compiled: Mapping[str, Any]) -> tuple[Expression, ...]:
         kinds = {name: _KINDS.get(type(value), "str") for name, value in compiled.items()}
-        return tuple(translate(size, {**scope, **kinds}, self.where("grid")) for size in self.table["grid"])
+        return tuple(translate(size, {**scope, **kinds}, self.where("grid"), "int") for size in self.table["grid"])
 
     def check_names(self, key: str, names: Iterable[str]) -> None:
         """Refuse a name that is none in both C++ and Python, which the generated files would take as code."""

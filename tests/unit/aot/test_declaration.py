@@ -25,6 +25,8 @@ BUILD = SOURCES["aot_build_toml"]
 KERNELS = SOURCES["triton_kernels"]
 AOT = SOURCES["aot_toml"]
 
+SCOPE = {"x": "Tensor", "y": "Tensor", "n": "int", "m": "int", "flag": "bool", "scale": "float"}
+
 
 def project(directory: Path, aot: str = AOT, kernels: str = KERNELS) -> Project:
     package = {"torch-ext/scale/__init__.py": "", "torch-ext/scale/kernels.py": kernels}
@@ -155,15 +157,38 @@ def test_only_python_projects_for_cuda_have_binaries(tmp_path: Path) -> None:
         ("x.shape[-1] // 8 % n", "aot::modulo(aot::floor_div(aot::size(x, -1), 8), n)", "int"),
         ("cdiv(x.numel(), n) * 2 - 1", "(aot::cdiv(aot::numel(x), n) * 2) - 1", "int"),
         ("1 < n <= 8 and not flag", "(1 < n && n <= 8) && !flag", "bool"),
-        ("x.size(0) if flag else scale", "flag ? aot::size(x, 0) : scale", "int"),
+        ("x.size(0) if flag else 65536", "flag ? aot::size(x, 0) : 65536", "int"),
+        ("65536 * 65536 * 4", "(int64_t{65536} * 65536) * 4", "int"),
+        ("(n or 16) * 2", "(n ? n : 16) * 2", "int"),
+        ("n and 8 and m", "n ? (8 ? m : 8) : n", "int"),
+        ("not (n and flag)", "!(n && flag)", "bool"),
+        ("-(-n)", "-(-n)", "int"),
+        ("-flag", "-int64_t{flag}", "int"),
         ("x.dtype == float16", "aot::dtype(x) == aot::dtype_float16()", "bool"),
         ("(n + 1) * (n - 1)", "(n + 1) * (n - 1)", "int"),
     ],
 )
 def test_expressions_have_the_same_meaning_in_cpp(text: str, cpp: str, kind: str) -> None:
-    scope = {"x": "Tensor", "n": "int", "flag": "bool", "scale": "float"}
-    made = expressions.translate(text, scope, "aot.toml")
+    made = expressions.translate(text, SCOPE, "aot.toml")
     assert (made.cpp, made.kind, made.python) == (cpp, kind, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 if flag else 0.5", "has values of the kinds int and float"),
+        ("n or flag", "has values of the kinds int and bool"),
+        ("x.dtype == n", "has values of the kinds dtype and int"),
+        ("x if flag else y", "has values of the kinds Tensor"),
+        ("not x", "`x` is a Tensor; expected a number"),
+        ("max(flag, n)", "`flag` is a bool; expected an integer"),
+        ("9223372036854775808", "is not part of an expression"),
+        ("1e999", "is not part of an expression"),
+    ],
+)
+def test_expressions_of_other_meaning_in_cpp_are_an_error(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        expressions.translate(text, SCOPE, "aot.toml")
 
 
 @pytest.mark.attack
