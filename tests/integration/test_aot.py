@@ -105,8 +105,8 @@ def test_the_same_source_is_compiled_for_every_architecture_of_rocm(tmp_path: Pa
     replace(root / "build.toml", '["cuda"]', '["cuda", "rocm"]')
     append(root / "build.toml", f"rocm_archs = {json.dumps(ROCM.known_archs())}\n")
     variant = "torch-stable-abi210-rocm72-x86_64-linux"
-    command = ["build", str(root), "--variant", variant, "--variant", CUDA, "--no-load", "--json"]
-    answer = json.loads(invoke(*command).stdout)
+    command = ["build", str(root), "--variant", variant, "--variant", CUDA, "--no-load", "--json", "--keep-generated"]
+    answer = json.loads(invoke(*command, str(tmp_path / "shown")).stdout)
     assert {package["variant"] for package in answer["packages"]} == {variant, CUDA}, answer
     package = root / "build" / variant
     metadata = json.loads((package / "metadata.json").read_text())
@@ -115,6 +115,10 @@ def test_the_same_source_is_compiled_for_every_architecture_of_rocm(tmp_path: Pa
     (library,) = package.glob("*.so")
     targets = re.findall(rb"amdgcn-amd-amdhsa--(gfx\w+)", library.read_bytes())
     assert {target.decode() for target in targets} == set(ROCM.known_archs())
+    table = (tmp_path / "shown/scale-rocm/aot/scale_cubins.cpp").read_text()
+    images = re.findall(r'{(\d+), false, image_\d+, "scale_kernel", (\d+), ', table)
+    of_each = {(int(number) >= 0x1000, int(threads)) for number, threads in images}
+    assert of_each == {(False, 128), (False, 256), (True, 64), (True, 128)}  # 2 and 4 warps of 64 threads, and of 32
     assert "import triton" not in (package / "kernels.py").read_text()
 
 

@@ -61,14 +61,14 @@ def images(op: Op, cubins: Sequence[Sequence[Cubin]]) -> str:
         lines.append(f"const aot::Image images_{number}[] = {{")
         for cubin in row:
             is_ptx = str(cubin.is_ptx).lower()
-            values = [cubin.capability, is_ptx, names[cubin.image], cubin.shared, cubin.scratch]
-            lines += _guarded(f"    {{{', '.join(map(str, values))}}},", cubin.capability in _NEWER)
+            needs = f"{cubin.threads}, {cubin.shared}, {cubin.scratch}"
+            text = f'    {{{cubin.capability}, {is_ptx}, {names[cubin.image]}, "{cubin.name}", {needs}}},'
+            lines += _guarded(text, cubin.capability in _NEWER)
         lines.append("};")
     lines += ["", "}  // namespace", "", f"aot::Kernel {op.name}_kernels[] = {{"]
-    for number, row in enumerate(cubins):
+    for number in range(len(cubins)):
         count = f"sizeof(images_{number}) / sizeof(aot::Image)"
-        values = [f'"{row[0].name}"', row[0].threads, str(op.prefer_shared).lower(), f"images_{number}", count]
-        lines.append(f"    {{{', '.join(map(str, values))}, {{}}, {{}}}},")
+        lines.append(f"    {{{str(op.prefer_shared).lower()}, images_{number}, {count}, {{}}, {{}}}},")
     lines.append("};")
     return "\n".join(lines) + "\n"
 

@@ -46,13 +46,17 @@ def test_both_kinds_of_variants_are_offered_and_the_code_follows_the_table(tmp_p
     assert compiled[0].constants == {"BLOCK": 1024, "FLAG": False}
     assert [each.divisible for each in compiled[:3]] == [("x_ptr", "n"), ("x_ptr",), ()]
     assert op.configs[0].options == {"num_warps": 2, "num_stages": 3}
-    rows = [[Cubin(90, False, b"cubin", "scale_kernel", 64, 0, 0), Cubin(100, False, b"new", "scale_kernel", 64, 0, 0)]]
+    rows = [
+        [Cubin(90, False, b"cubin", "scale_kernel", 64, 0, 0), Cubin(100, False, b"new", "scale_kernel", 128, 0, 0)]
+    ]
     code, cubins = select_language({}).sources(op, rows, "kernels.py", {}).values()
     assert "if (flag == false) {" in code and 'aot::check_contiguous(x, "x");' in code
     assert "scale_kernels[(dtype * 2 + config) * 3 + hints]" in code
     assert max(map(len, code.splitlines())) <= 120
     assert cubins.count("#if CUDART_VERSION >= 13000") == 2
-    assert "{90, false, image_0, 0, 0}" in cubins and '{"scale_kernel", 64, true, images_0, ' in cubins
+    for image in ('{90, false, image_0, "scale_kernel", 64, 0, 0}', '{100, false, image_1, "scale_kernel", 128, 0, 0}'):
+        assert image in cubins  # each is launched with its own number of threads
+    assert "{true, images_0, " in cubins
     module = python_code.module([op], KERNELS, "kernels.py", 1)
     ast.parse(module)
     assert "import triton" not in module

@@ -87,7 +87,7 @@ inline uint32_t launch(Kernel& kernel, int device, const void* configuration, vo
     cudaSetDevice(device);
     error = attempt();
   }
-  check(error, kernel.name);
+  check(error, kernel.chosen[device]->name);
   return 0;
 }
 

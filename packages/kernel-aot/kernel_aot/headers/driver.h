@@ -41,19 +41,19 @@ inline std::string shown(int capability) {
 inline bool runs(const Image& image, int capability) { return image.capability == capability; }
 
 // Loads a kernel into the current device, which is `device`.
-inline hipFunction_t loaded(const Kernel& kernel, const Image& image, int) {
+inline hipFunction_t loaded(const Kernel&, const Image& image, int) {
   hipModule_t library;
   hipFunction_t function;
-  check(hipModuleLoadData(&library, image.data), kernel.name);
-  check(hipModuleGetFunction(&function, library, kernel.name), kernel.name);
+  check(hipModuleLoadData(&library, image.data), image.name);
+  check(hipModuleGetFunction(&function, library, image.name), image.name);
   return function;
 }
 
-inline void start(const Kernel& kernel, hipFunction_t function, int, const unsigned (&grid)[3], unsigned shared,
-                  void* stream, void** arguments) {
-  check(hipModuleLaunchKernel(function, grid[0], grid[1], grid[2], kernel.threads, 1, 1, shared,
+inline void start(const Image& image, hipFunction_t function, int, const unsigned (&grid)[3], void* stream,
+                  void** arguments) {
+  check(hipModuleLaunchKernel(function, grid[0], grid[1], grid[2], image.threads, 1, 1, image.shared,
                               static_cast<hipStream_t>(stream), arguments, nullptr),
-        kernel.name);
+        image.name);
 }
 
 inline bool is_captured(void* stream) {
@@ -145,36 +145,34 @@ inline CUkernel loaded(const Kernel& kernel, const Image& image, int device) {
   }
   if (function == nullptr) {
     CUlibrary library;
-    check(driver().load(&library, image.data, nullptr, nullptr, 0, nullptr, nullptr, 0), kernel.name);
-    check(driver().get_kernel(&function, library, kernel.name), kernel.name);
+    check(driver().load(&library, image.data, nullptr, nullptr, 0, nullptr, nullptr, 0), image.name);
+    check(driver().get_kernel(&function, library, image.name), image.name);
   }
   if (image.shared > 48 * 1024) {
     const int bytes = static_cast<int>(image.shared);
-    check(driver().set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes, function, device),
-          kernel.name);
+    check(driver().set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes, function, device), image.name);
     if (kernel.prefer_shared) {
-      check(driver().set_cache_config(function, CU_FUNC_CACHE_PREFER_SHARED, device), kernel.name);
+      check(driver().set_cache_config(function, CU_FUNC_CACHE_PREFER_SHARED, device), image.name);
     }
   }
-  if (kernel.threads == 0 && image.capability >= 90) {  // of CuTe DSL: clusters may have more than 8 blocks
-    check(driver().set_attribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, function, device),
-          kernel.name);
+  if (image.threads == 0 && image.capability >= 90) {  // of CuTe DSL: clusters may have more than 8 blocks
+    check(driver().set_attribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, function, device), image.name);
   }
   return function;
 }
 
-inline void start(const Kernel& kernel, CUkernel function, int device, const unsigned (&grid)[3], unsigned shared,
-                  void* stream, void** arguments) {
+inline void start(const Image& image, CUkernel function, int device, const unsigned (&grid)[3], void* stream,
+                  void** arguments) {
   const auto attempt = [&] {
-    return driver().launch(reinterpret_cast<CUfunction>(function), grid[0], grid[1], grid[2], kernel.threads, 1, 1,
-                           shared, static_cast<CUstream>(stream), arguments, nullptr);
+    return driver().launch(reinterpret_cast<CUfunction>(function), grid[0], grid[1], grid[2], image.threads, 1, 1,
+                           image.shared, static_cast<CUstream>(stream), arguments, nullptr);
   };
   CUresult error = attempt();
   if (error == CUDA_ERROR_INVALID_CONTEXT) {  // a new thread has no context before its first call of the runtime
     cudaSetDevice(device);
     error = attempt();
   }
-  check(error, kernel.name);
+  check(error, image.name);
 }
 
 inline bool is_captured(void* stream) {

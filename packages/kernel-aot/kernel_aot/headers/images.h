@@ -21,19 +21,19 @@ using Function = CUkernel;
 
 constexpr int kDevices = 64;
 
-// Machine code of a kernel, or PTX for GPUs from a capability on.
+// Machine code of a kernel, or PTX for GPUs from a capability on. Warps have 64 threads on some GPUs of AMD.
 struct Image {
   int capability;  // 90 for 9.0, and 0x942 for gfx942
   bool is_ptx;
   const void* data;
-  unsigned shared;  // bytes of shared memory
-  int64_t scratch;  // bytes of global memory for each block
+  const char* name;
+  unsigned threads;  // of a block; 0 if host code of CuTe DSL configures launches
+  unsigned shared;   // bytes of shared memory
+  int64_t scratch;   // bytes of global memory for each block
 };
 
 // A kernel in all its images, which are ascending by capability.
 struct Kernel {
-  const char* name;
-  unsigned threads;    // of a block; 0 if host code of CuTe DSL configures launches
   bool prefer_shared;  // rather than L1, where blocks need more than 48 KiB
   const Image* images;
   int count;

@@ -196,7 +196,7 @@ void launch(Kernel& kernel, const Tensor& beside, int64_t x, int64_t y, int64_t 
   arguments[kCount - 1] = &profile;
   const unsigned grid[] = {static_cast<unsigned>(int32(x, "the grid")), static_cast<unsigned>(y),
                            static_cast<unsigned>(z)};
-  start(kernel, function, device, grid, image.shared, current_stream(device), arguments);
+  start(image, function, device, grid, current_stream(device), arguments);
 }
 
 }  // namespace aot
