@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+import builtins
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,38 +36,62 @@ def limited(where: str) -> Iterator[None]:
 
 
 def stored_parameters(
-    kernel: ast.FunctionDef, functions: Mapping[str, ast.FunctionDef], known: dict[str, set[str]] | None = None
+    kernel: ast.FunctionDef,
+    functions: Mapping[str, ast.FunctionDef],
+    known: dict[str, set[str]] | None = None,
+    elsewhere: set[str] | None = None,
 ) -> set[str]:
     """Return the names in a kernel through which it stores: parameters, and local names that are computed of them.
 
     Args:
         functions: The functions of the module, which the kernel may call.
         known: The results for functions, also for those that are being read, whose calls of themselves add nothing.
+        elsewhere: If given, it gets the functions of other modules, and they count as storing through their arguments.
     """
     known = {} if known is None else known
     known[kernel.name] = set()
     sources: dict[str, set[str]] = {}
     stored: set[str] = set()
-    for node in ast.walk(kernel):
-        if isinstance(node, ast.Assign | ast.AugAssign):
+    nodes = list(ast.walk(ast.Module(kernel.body, [])))
+    local = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    local |= {parameter.arg for parameter in ast.walk(kernel.args) if isinstance(parameter, ast.arg)}
+    for node in nodes:
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr | ast.For | ast.comprehension):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            value = node.iter if isinstance(node, ast.For | ast.comprehension) else node.value
             for name in (part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)):
-                sources.setdefault(name, set()).update(_names(node.value))
+                sources.setdefault(name, set()).update(_names(value) if value else ())
         elif isinstance(node, ast.Call):
             called = last_name(node.func)
-            if called in functions:
+            passed = dict(enumerate(node.args)) | {each.arg: each.value for each in node.keywords}
+            everything = {name for value in passed.values() for name in _names(value)}
+            if isinstance(node.func, ast.Name) and called in functions:
                 callee = functions[called]
-                passed = dict(zip([parameter.arg for parameter in callee.args.args], node.args, strict=False))
-                passed |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
-                of_callee = known[called] if called in known else stored_parameters(callee, functions, known)
-                for name in of_callee & passed.keys():
-                    stored |= _names(passed[name])
-            elif node.args and called.startswith(("store", "atomic_")):
-                stored |= _names(node.args[0]) | _names(node.func)  # of tl.store(pointer, x) and descriptor.store(...)
+                of_callee = known[called] if called in known else stored_parameters(callee, functions, known, elsewhere)
+                if callee.args.vararg or any(isinstance(value, ast.Starred) for value in node.args):
+                    stored |= everything if of_callee else set()
+                for position, parameter in enumerate((*callee.args.args, *callee.args.kwonlyargs)):
+                    if parameter.arg in of_callee and (value := passed.get(parameter.arg, passed.get(position))):
+                        stored |= _names(value)
+                continue
+            if called.startswith(("store", "atomic_")):  # tl.store(pointer, x), descriptor.store(...)
+                pointer = passed.get(0, passed.get("pointer", node.func))
+                stored |= _names(pointer) | _names(node.func)
+            if elsewhere is not None and called != "load" and _is_elsewhere(node.func, local):
+                elsewhere.add(ast.unparse(node.func))
+                stored |= everything
     while new := {source for name in stored for source in sources.get(name, ())} - stored:
         stored |= new
     known[kernel.name] = stored
     return stored
+
+
+def _is_elsewhere(function: ast.expr, local: Collection[str]) -> bool:
+    """Return whether a kernel calls neither Triton nor a value's method. Assembly may store, too."""
+    root = ast.unparse(function).partition(".")[0]
+    if isinstance(function, ast.Name) or not root.isidentifier():
+        return isinstance(function, ast.Name) and not hasattr(builtins, root)
+    return last_name(function) == "inline_asm_elementwise" or root not in {*local, "tl", "triton", "libdevice", "math"}
 
 
 def last_name(function: ast.expr) -> str:
@@ -77,6 +102,8 @@ def last_name(function: ast.expr) -> str:
 def _names(node: ast.AST) -> set[str]:
     """Return the names in an expression, except in loads: a loaded value is not a pointer of the kernel's arguments."""
     if isinstance(node, ast.Call) and last_name(node.func) == "load":
+        return set()
+    if isinstance(node, ast.Attribute) and node.attr in ("dtype", "type"):
         return set()
     if isinstance(node, ast.Name):
         return {node.id}
