@@ -114,6 +114,8 @@ class _Reader:
                     self._assign(target, _expression(f"{ast.unparse(tensor)}.size({index})"))
             case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)) if len(targets) == len(
                 values
+            ) and not {node.id for node in ast.walk(statement.value) if isinstance(node, ast.Name)}.intersection(
+                map(ast.unparse, targets)
             ):
                 for target, element in zip(targets, values, strict=True):
                     self._assign(target, element)
@@ -137,6 +139,8 @@ class _Reader:
             self.refuse(target, f"assigns to {ast.unparse(target)}; expected a name")
         if target.id in self.expressions.parameters:
             self.refuse(value, f"assigns to its parameter {target.id}")
+        if self.launch is not None and target.id in self.expressions.locals:
+            self.refuse(target, f"assigns to {target.id} after the launch")
         if isinstance(value, ast.Call) and last_name(value.func) in ALLOCATIONS:
             self.expressions.tensors[target.id] = self.expressions.allocation(value)
         elif target.id != "_":

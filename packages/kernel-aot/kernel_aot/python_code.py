@@ -23,7 +23,7 @@ def _refuse(*arguments: object, **options: object) -> None:
 """
 _FUNCTIONS = {
     "cdiv": "def cdiv(a: int, b: int) -> int:\n    return -(-a // b)\n",
-    "next_power_of_2": "def next_power_of_2(n: int) -> int:\n    return 1 << max(n - 1, 0).bit_length()\n",
+    "next_power_of_2": "def next_power_of_2(n: int) -> int:\n    return 1 << (n - 1).bit_length() if n > 0 else 0\n",
 }
 
 

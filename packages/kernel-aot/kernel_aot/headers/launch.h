@@ -47,7 +47,7 @@ inline int64_t cdiv(int64_t a, int64_t b) { return -floor_div(-a, b); }
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t max(int64_t a, int64_t b) { return a < b ? b : a; }
 inline int64_t next_power_of_2(int64_t n) {
-  int64_t power = 1;
+  int64_t power = n > 0;  // 0 as in Triton
   while (power < n) power *= 2;
   return power;
 }
