@@ -231,11 +231,13 @@ class _Reader:
         tensors = [name for name, (kind, _) in parameters.items() if kind == "Tensor"]
         elsewhere: set[str] = set()
         doubtful = stored_parameters(kernel, self.functions, elsewhere=elsewhere) - stored
-        if found := [name for parameter, name in arguments.items() if parameter in doubtful and name in tensors]:
+        found = [name for parameter, name in arguments.items() if parameter in doubtful and name in tensors]
+        if found and "schema" not in self.table:
             message = (
                 f"launches {kernel.name}, which may store through {', '.join(found)} by functions of other modules"
             )
-            self.refuse(kernel, f"{message}: {', '.join(sorted(elsewhere))}")
+            hint = f"write schema in [op.{self.function.name}] of aot.toml, or the functions in this module"
+            self.refuse(kernel, f"{message}: {', '.join(sorted(elsewhere))}", hint)
         mutated = [name for parameter, name in arguments.items() if parameter in stored and name in tensors]
         keyword_only = [parameter.arg for parameter in self.function.args.kwonlyargs]
         shown = []

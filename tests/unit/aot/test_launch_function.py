@@ -73,6 +73,7 @@ def test_no_store_is_overlooked(tmp_path, body, schema):
     )
     with nullcontext() if "->" in schema else pytest.raises(ConfigError, match=schema):
         assert read(tmp_path, source)["schema"] == schema
+    assert read_launch_function(tmp_path / "kernels.py", "launch", {"schema": schema})["arguments"]
 
 
 CALLS = "\n@triton.jit\ndef f{0}(x_ptr):\n    f{1}(x_ptr)\n    f{1}(x_ptr)\n"
