@@ -186,7 +186,7 @@ class Reader:
                 hint = "list the values to compile in rows of `config`, or give one in `constants`"
                 message = f"{', '.join(missing)} of {kernel.name} has no value at build time"
                 raise self.error("config", message, hint)
-            if "when" not in row and (computed := self.heuristics() & {*values, *constants}):
+            if "when" not in row and (computed := self.heuristics() & values.keys()):
                 hint = "write in `when` which calls have this value"
                 raise self.error("config", f"{min(computed)} has a value of the kernel's heuristics", hint)
             tests = [f"({row['when']})"] if "when" in row else []
