@@ -29,7 +29,7 @@ from kernel_builder.measure import tables
 from kernel_builder.measure.results import COMPILE, EAGER, OURS
 from kernel_builder.plural import listed
 
-README_MACHINE = "h100"
+README_MACHINE = "h200"
 README_KERNELS = {
     "adaln": "modulated norms and gated residuals of diffusion transformers",
     "decode": "linear layers and attention of a decoding step",
