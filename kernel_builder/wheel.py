@@ -96,6 +96,8 @@ def write_wheels(
     platforms: dict[str, list[Variant]] = {}
     for variant in map(Variant.parse, checked):
         platforms.setdefault(variant.platform or "", []).append(variant)
+    for platform in platforms.keys() - {""}:  # pip prefers the wheel of a platform to that of all
+        platforms[platform] += platforms.get("", [])
     text = card.source_text(project)
     # All metadata first, so that invalid metadata leaves no wheel behind.
     wheels = [(metadata(project, platforms[key], text, name, version), key) for key in sorted(platforms)]

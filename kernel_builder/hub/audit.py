@@ -276,7 +276,7 @@ def _listed_digest(package: HubPackage, files: Mapping[str, RemoteFile]) -> Iter
         if remote is None or path not in recorded:
             place = "the digest of metadata.json" if remote is None else "the package"
             yield Finding(f"is only in {place}", _UNCHANGED, path=path, check="digest")
-        elif remote.sha256 or remote.size <= SMALL:
+        elif remote.sha256 or remote.size <= SMALL or path.endswith(".py"):
             with suppress(ValueError):
                 actual = remote.sha256 or file_digest(package.directory / path)
                 if base64.b64decode(str(recorded[path])).hex() == actual:

@@ -51,6 +51,13 @@ def test_the_binary_package_has_no_triton(built: Path) -> None:
     assert json.loads((package / "metadata.json").read_text())["backend"]["archs"] == ["9.0"]
 
 
+def test_the_wheel_for_a_platform_has_the_python_kernels_too(tmp_path: Path) -> None:
+    root = project(tmp_path / "p", f'capabilities = ["9.0"]\n{AOT}').root
+    invoke("build", str(root), "--variant", CUDA, "--variant", NOARCH, "--no-load")
+    written = json.loads(invoke("wheel", str(root), "--no-load", "--json").stdout)["wheels"]
+    assert [wheel["variants"] for wheel in written] == [[NOARCH], [CUDA, NOARCH]]
+
+
 def test_two_builds_give_the_same_bytes(
     built: Path, tmp_path: Path, new_cache: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -211,9 +210,8 @@ class _Reader:
                 if table.get(name, value.value) != value.value:
                     hint = f"make them equal, or remove {name} from one of them"
                     self.refuse(value, f"passes {name}={value.value!r}, and aot.toml has {table[name]!r}", hint)
-        elif name in self.declared:
-            with suppress(ConfigError):  # a dtype, for example, is not an expression
-                self._require(_expression(f"({ast.unparse(value)}) == {self.declared[name]}"))
+        elif not isinstance(self.declared.get(name, ""), str):  # a dtype is not an expression
+            self._require(_expression(f"({ast.unparse(value)}) == {self.declared[name]}"))
 
     def _grid(self, call: ast.Call, grid: ast.expr) -> list[str]:
         if isinstance(grid, ast.Name):

@@ -148,7 +148,7 @@ class TokenFile:
         proxy = self._matching(proxy_token, of_proxy=True)
         proxy.caller()
         read = (proxy.groups or {}).get
-        scopes = {name: "read" for group in groups.split(",") for name in read(group.strip(), [])}
+        scopes = {name: "read" for group in groups.split(",") if group.strip() for name in read(group.strip(), [])}
         return Caller(user, scopes, proxy.sha256[:KEY_LENGTH]) if user else Caller()
 
     def _matching(self, token: str, *, of_proxy: bool) -> Token:

@@ -156,7 +156,7 @@ def _tensor(shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | No
     device = torch.empty(0).device
     if stride is None:
         return make_tensor(tuple(shape), dtype=dtype, device=device, **limits)
-    extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    extent = 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     return make_tensor(extent, dtype=dtype, device=device, **limits).as_strided(tuple(shape), tuple(stride))
 
 

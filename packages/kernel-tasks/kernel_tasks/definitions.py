@@ -102,7 +102,7 @@ class DefinitionTask(Task):
         saved = super().save(directory)
         for workload in self.sources.values():
             for name, entry in workload["inputs"].items():
-                if entry["type"] == "safetensors" and not Path(entry["path"]).is_absolute():
+                if entry["type"] == "safetensors" and not {"..", "/"}.intersection(Path(entry["path"]).parts):
                     (saved / entry["path"]).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(self._blob(name, entry), saved / entry["path"])
         return saved

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kernel_format.errors import ConfigError
+from kernel_format.untrusted_paths import UnsafePath, checked_tree
 from kernel_tasks import backend_bench, flashinfer_bench, gpu_mode, kernelbench, sol_execbench
 from kernel_tasks.task import Task
 
@@ -21,6 +22,10 @@ def read_task(path: Path) -> Task:
     for module in _FORMATS:
         if module.recognizes(path):
             task: Task = module.read(path)
+            try:
+                checked_tree(task.files)  # they are written into other directories
+            except UnsafePath as error:
+                raise ConfigError(str(error), where=str(path), hint="name files of the task's directory") from None
             return task
     state = "is in none of the task formats" if path.exists() else "does not exist"
     listed = "; ".join(module.FORMAT for module in _FORMATS)

@@ -80,6 +80,12 @@ def test_compiled_values_are_those_of_the_launch_function(tmp_path: Path, declar
     assert code in next(iter(select_language({}).sources(op, [], "kernels.py", {}).values()))
 
 
+def test_a_declared_constant_needs_a_value_that_each_call_can_be_compared_with(tmp_path: Path) -> None:
+    aot = re.sub("config = .*", "constants = { FLAG = true }\nconfig = [{ BLOCK = 64 }]", AOT)
+    with pytest.raises(ConfigError, match=r"bool\(flag\)"):
+        ops_of(project(tmp_path, aot, KERNELS.replace("FLAG=flag", "FLAG=bool(flag)")))
+
+
 def test_values_of_heuristics_need_a_condition(tmp_path: Path) -> None:
     kernels = KERNELS.replace("@triton", "@triton.heuristics({'FLAG': lambda given: True})\n@triton", 1)
     with pytest.raises(ConfigError, match="FLAG has a value of the kernel's heuristics"):
