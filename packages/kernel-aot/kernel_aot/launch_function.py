@@ -140,7 +140,10 @@ class _Reader:
             self.refuse(value, f"assigns to its parameter {target.id}")
         if self.launch is not None and target.id in self.expressions.locals:
             self.refuse(target, f"assigns to {target.id} after the launch")
-        if isinstance(value, ast.Call) and last_name(value.func) in ALLOCATIONS:
+        allocates = isinstance(value, ast.Call) and last_name(value.func) in ALLOCATIONS
+        if target.id in (self.expressions.locals if allocates else self.expressions.tensors):
+            self.refuse(target, f"assigns a tensor and another value to {target.id}; use two names")
+        if isinstance(value, ast.Call) and allocates:
             self.expressions.tensors[target.id] = self.expressions.allocation(value)
         elif target.id != "_":
             self.expressions.locals[target.id] = self.expressions.value(value)

@@ -115,6 +115,7 @@ def _judge(request: JudgeRequest, task: Task, candidate: Candidate, notify: Noti
         word, reason, rejected = NOT_JUDGED, f"it needs a program or package that is not here: {reason}", None
     elif lacks and not torch.cuda.is_available() and _NEEDS_GPU.search(reason):
         word, reason, rejected = NOT_JUDGED, f"it needs a GPU, and Torch finds none: {reason}", None
+    gpu = str(torch.cuda.get_device_name()) if torch.cuda.is_available() else "no GPU"
     return Verdict(
         verdict=word,
         reason=reason,
@@ -124,7 +125,7 @@ def _judge(request: JudgeRequest, task: Task, candidate: Candidate, notify: Noti
         task_digest=task.digest,
         candidate_digest=candidate.digest,
         sandbox=kind,
-        device=_device_name(device),
+        device=f"cpu, {torch.get_num_threads()} threads" if device == "cpu" else gpu,
         seconds=round(time.monotonic() - started, 3),
         **vars(speed) | {"suspicious": (*judgement.suspicious, *speed.suspicious)},
     )
@@ -274,9 +275,3 @@ def prepare_references(
         )
     timed = references[: max(1, min(len(references), 1 + len(settings.shapes or (1,))))]
     return references, timed, sentences
-
-
-def _device_name(device: str) -> str:
-    if device == "cpu":
-        return f"cpu, {torch.get_num_threads()} threads"
-    return str(torch.cuda.get_device_name()) if torch.cuda.is_available() else "no GPU"

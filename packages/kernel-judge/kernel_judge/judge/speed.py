@@ -12,7 +12,7 @@ import math
 import pickle
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -146,19 +146,23 @@ class _TimedRuns:
             self._compare(calls)
             if turn == 0 and taken.get(EAGER, math.inf) < _SHORT * _RUN_SECONDS:
                 self._lengthen()  # the machine was busy when the number of calls was chosen
-            for name, given in outside_inputs(self.reference, calls[0].seed) if turn in due.values() else ():
-                if due[name] == turn:
-                    call = partial(self._one_result, calls)
-                    self.checks.one_outside(self.number, self.reference, given, name, call)
+            self._check_outside(calls, {name for name, at in due.items() if at == turn})
             if turn:
                 copying.append(self._timed(self.peers.workers[EAGER], "hand_over")[0])
                 for name, samples in runs.items():
                     samples.append(taken[name])
+        self._check_outside(calls, {name for name, at in due.items() if at > len(copying)})
         self._copying = _RunTime(*map(min, zip(*copying, strict=True)))
         overhead = dict.fromkeys(runs, self._copying.seconds)
         overhead[CANDIDATE] *= self.reference.accepted_share()
         each = {name: [_net(run, overhead[name]) / self._calls for run in taken] for name, taken in runs.items()}
         return TimedShape(self.reference, self._given, self._calls, each)
+
+    def _check_outside(self, calls: Sequence[Arguments], names: Collection[str]) -> None:
+        """Check a run in which inputs outside of the task's replace those of one call, for each of these kinds."""
+        for name, given in outside_inputs(self.reference, calls[0].seed) if names else ():
+            if name in names:
+                self.checks.one_outside(self.number, self.reference, given, name, partial(self._one_result, calls))
 
     def _lengthen(self) -> None:
         """Choose how many calls a run needs to be long enough for the clock, within the memory for their inputs."""
