@@ -132,10 +132,9 @@ class _TimedRuns:
             if turn > _LEAST_ROUNDS and time.monotonic() > end:
                 break
             calls = self._new_calls(self._calls)
-            names = list(runs)
-            first = turn % len(names)
+            first = turn % len(runs)
             taken = {}
-            for name in names[first:] + names[:first]:
+            for name in [*runs][first:] + [*runs][:first]:
                 try:
                     taken[name] = self._run(name, calls).seconds
                 except WorkerFailure as failure:
