@@ -139,7 +139,7 @@ def converted(text: str, path: Path, license: str | None = None) -> str:
     plain = [key for key, value in table.items() if not isinstance(value, items.Table)]
     last = ""
     if plain and isinstance(table, items.Table):  # tomlkit would add keys after the comment of the next table
-        last = table.item(plain[-1]).as_string()
+        last = tomlkit.item(table[plain[-1]]).as_string()
         table[plain[-1]] = _MARK
     else:
         table.update(added)
