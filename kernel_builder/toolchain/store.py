@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from kernel_builder.progress import Progress
 from kernel_format.errors import StoreError
-from kernel_format.files import file_digest, locked, writing
+from kernel_format.files import InUse, file_digest, give_up, locked, writing
 
 _MANIFEST = "manifest.json"
 _TITLE, _REMEDY = "the toolchain store", "fix its permissions, run `kernel-builder toolchain clean`"
@@ -36,14 +36,6 @@ class StoredTree(NamedTuple):
 
     title: str
     bytes: int
-
-
-class _InUse(Exception):
-    """Another process holds the lock."""
-
-
-def _give_up() -> None:
-    raise _InUse
 
 
 class Store:
@@ -153,7 +145,7 @@ class Store:
             for path in [*self.root.glob("trees/*"), *self.root.glob("scratch/*"), *self.root.glob("probes")]:
                 name = path.name.removeprefix(".").removesuffix(".new")
                 (self.root / "locks").mkdir(exist_ok=True)
-                with suppress(_InUse), locked(self.root / "locks" / name, waiting=_give_up):
+                with suppress(InUse), locked(self.root / "locks" / name, waiting=give_up):
                     if not path.exists() or path.stat().st_mtime >= before:
                         continue
                     freed += sum((path / file).stat().st_size for file in _files(path))
