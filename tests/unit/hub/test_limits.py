@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import signal
+import struct
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from kernel_builder import checks, inline_project, limits
+from kernel_builder import backends, checks, elf, inline_project, limits
 from kernel_builder.demangle import demangle
 from kernel_builder.hub.audit import audit
 from kernel_builder.toolchain import index
 from kernel_format.errors import CheckError, FetchError
-from tests.support.files import write_files
+from tests.support.files import elf_file, write_files
 from tests.support.loopback import QuietHandler, served
 
 pytestmark = [pytest.mark.attack, pytest.mark.timeout(60)]
@@ -24,6 +27,35 @@ def test_a_package_that_takes_too_long_to_read_is_refused(tmp_path: Path, monkey
     write_files(tmp_path, {"torch-cpu/__init__.py": f"{bases}__all__ = ['C0']\n"})
     with pytest.raises(CheckError, match="takes more than 2 s of CPU time or 4 GB of memory"):
         audit(str(tmp_path))
+
+
+class Unusual(Exception):
+    def __init__(self, first: str, _second: str) -> None:
+        super().__init__(first)
+
+
+def test_the_end_of_a_reading_process_is_named() -> None:
+    def fail() -> None:
+        raise Unusual("a", "b")
+
+    with pytest.raises(CheckError, match="name: the process that reads it ended with SIGTERM"):
+        limits.within_limits(partial(signal.raise_signal, signal.SIGTERM), "name")
+    with pytest.raises(RuntimeError, match="Unusual: a"):
+        limits.within_limits(fail, "name")
+
+
+@pytest.mark.parametrize(
+    ("section", "content", "message"),
+    [
+        (".nv_fatbin", struct.pack("<IHHQ", 0xBA55ED50, 1, 0, 0), "the container at byte 256 has a header of 0 bytes"),
+        (".hip_fatbin", b"__CLANG_OFFLOAD_BUNDLE__" + b"\xff" * 8, "damaged"),
+    ],
+)
+def test_device_code_without_an_end_is_refused(tmp_path: Path, section: str, content: bytes, message: str) -> None:
+    (tmp_path / "a.so").write_bytes(elf_file(section, content))
+    with pytest.raises(elf.Unreadable, match=message):
+        for backend in backends.every():
+            backend.device_code(tmp_path / "a.so", backends.reading(tmp_path / "a.so"))
 
 
 @pytest.mark.parametrize(
