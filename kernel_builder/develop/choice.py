@@ -38,19 +38,13 @@ def built(project: Project, name: str | None) -> Variant:
     if name:
         variant = Variant.parse(name)
         if not (build / name / metadata.NAME).is_file():
-            raise PackageError(
-                "the variant has not been built",
-                where=str(build / name),
-                hint=f"build it first: kernel-builder build {project.root} --variant {name}",
-            )
+            hint = f"build it first: kernel-builder build {project.root} --variant {name}"
+            raise PackageError("the variant has not been built", where=str(build / name), hint=hint)
         return variant
     variants = [variant for variant in built_variants(project.root) if variant.platform in (None, this_platform())]
     if not variants:
-        raise PackageError(
-            f"there is no package for {this_platform()}",
-            where=str(build),
-            hint=f"build one first: kernel-builder build {project.root}",
-        )
+        hint = f"build one first: kernel-builder build {project.root}"
+        raise PackageError(f"there is no package for {this_platform()}", where=str(build), hint=hint)
     at_hand = [variant for variant in variants if variant.backend.is_present()]
     return newest(loadable(variants) or at_hand or variants)
 

@@ -8,11 +8,14 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import Release
 from kernel_builder.progress import Progress
 from kernel_builder.toolchain import Toolchains
 from kernel_builder.toolchain.store import Store
+from kernel_format.errors import StoreError
 from tests.support.files import write_files
 from tests.support.kills import killed_at_each_change
 
@@ -108,3 +111,6 @@ def test_trees_of_an_earlier_time_are_removed(tmp_path: Path) -> None:
     os.utime(tmp_path / "trees/earlier", (100, 100))
     store.clear(before=200)
     assert list(store.trees()) == ["later"]
+    write_files(tmp_path, {"trees/later/manifest.json": '{"title": "nv'})
+    with pytest.raises(StoreError, match=r"later/manifest.json: a file of the toolchain store cannot be read"):
+        store.trees()
