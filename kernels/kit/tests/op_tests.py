@@ -22,7 +22,8 @@ from torch.utils._pytree import tree_map_only
 
 reference = importlib.import_module(__name__.replace("test_", "reference_").replace("_ops", ""))
 OPS = reference.OPS
-GRAPHS = getattr(reference, "GRAPHS", [OPS])  # the ops that are compiled together
+GRAPHS = getattr(reference, "GRAPHS", [OPS])  # the ops that are compiled or captured together
+TRACED = getattr(reference, "TRACED", [next(iter(OPS))])  # the ops whose derivatives are traced as well
 EMPTY = getattr(reference, "EMPTY", [2])  # the sizes of dimensions, for two rows or sequences, that may be 0
 
 
@@ -46,8 +47,7 @@ def gradients_of(results, tensors, **options):
 def test_derivatives(name, dtype):
     """Forward mode, transforms of torch.func and second derivatives agree with float64."""
     op = OPS[name]
-    traced = dtype == torch.float32 and name == next(iter(OPS))
-    assert_derivatives(op.function, op.exact, tuple(op.inputs(2, dtype)), traced)
+    assert_derivatives(op.function, op.exact, tuple(op.inputs(2, dtype)), dtype == torch.float32 and name in TRACED)
 
 
 class RecordedCalls(TorchDispatchMode):
@@ -103,8 +103,9 @@ def test_stream():
 @gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_graph(dtype):
-    function, leaves = together(OPS, 64, dtype)
-    assert_replays(lambda: gradients_of(function(*leaves), leaves), leaves[0])
+    for ops in GRAPHS:
+        function, leaves = together(ops, 64, dtype)
+        assert_replays(lambda function=function, leaves=leaves: gradients_of(function(*leaves), leaves), leaves[0])
 
 
 @two_gpus
