@@ -110,13 +110,10 @@ def test_second_device():
 @pytest.mark.parametrize("name", OPS)
 def test_errors_on_another_device(name):
     tensors = OPS[name].inputs(2, torch.float16)
-    for i, tensor in enumerate(tensors):
-        others = [*tensors[:i], tensor.cpu(), *tensors[i + 1 :]]
+    one_elsewhere = [[*tensors[:i], tensor.cpu(), *tensors[i + 1 :]] for i, tensor in enumerate(tensors)]
+    for given in (*one_elsewhere, [tensor.cpu() for tensor in tensors]):  # it may have tensors of its own on the GPU
         with pytest.raises((RuntimeError, NotImplementedError), match=r"\w+ must be on|backend=\"cpu\""):
-            OPS[name].function(*others)
-    # The function may have tensors of its own on the GPU.
-    with pytest.raises((RuntimeError, NotImplementedError), match=r"\w+ must be on|backend=\"cpu\""):
-        OPS[name].function(*(tensor.cpu() for tensor in tensors))
+            OPS[name].function(*given)
 
 
 @pytest.mark.parametrize("grad_enabled", [False, True])
