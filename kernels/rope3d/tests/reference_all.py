@@ -1,4 +1,4 @@
-"""All ops of the kernel, for test_rotations_ops.py."""
+"""All ops of the kernel, for test_all_ops.py."""
 
 import reference_norm_rotary
 import reference_rope3d
