@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_map_only
 
 reference = importlib.import_module(__name__.replace("test_", "reference_").replace("_ops", ""))
 OPS = reference.OPS
-GRAPHS = getattr(reference, "GRAPHS", [OPS])  # the ops that are compiled or captured together
-TRACED = getattr(reference, "TRACED", [next(iter(OPS))])  # the ops whose derivatives are traced as well
+GRAPHS = getattr(reference, "GRAPHS", [OPS])  # the ops that are compiled together
+GROUPS = getattr(reference, "GROUPS", [OPS])  # of each, derivatives of the first op are traced, and its input replaced
 EMPTY = getattr(reference, "EMPTY", [2])  # the sizes of dimensions, for two rows or sequences, that may be 0
 
 
@@ -39,7 +39,8 @@ def gradients_of(results, tensors, **options):
 def test_derivatives(name, dtype):
     """Forward mode, transforms of torch.func and second derivatives agree with float64."""
     op = OPS[name]
-    assert_derivatives(op.function, op.exact, tuple(op.inputs(2, dtype)), dtype == torch.float32 and name in TRACED)
+    traced = dtype == torch.float32 and name in [next(iter(ops)) for ops in GROUPS]
+    assert_derivatives(op.function, op.exact, tuple(op.inputs(2, dtype)), traced)
 
 
 class RecordedCalls(TorchDispatchMode):
@@ -95,7 +96,7 @@ def test_stream():
 @testing.gpu
 @pytest.mark.parametrize("dtype", testing.DTYPES)
 def test_graph(dtype):
-    for ops in GRAPHS:
+    for ops in GROUPS:
         function, leaves = together(ops, 64, dtype)
         testing.assert_replays(lambda f=function, leaves=leaves: gradients_of(f(*leaves), leaves), leaves[0])
 

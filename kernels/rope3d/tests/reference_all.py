@@ -7,4 +7,4 @@ from reference_rope3d import ops  # noqa: F401 - for op_tests.py
 OPS = {**reference_rope3d.OPS, **reference_norm_rotary.OPS}
 # Torch 2.11 fails an assertion of its own when it compiles a second norm_rotary with gradients in one graph.
 GRAPHS = [reference_rope3d.OPS, *({name: op} for name, op in reference_norm_rotary.OPS.items())]
-TRACED = [next(iter(reference_rope3d.OPS)), next(iter(reference_norm_rotary.OPS))]
+GROUPS = [reference_rope3d.OPS, reference_norm_rotary.OPS]
