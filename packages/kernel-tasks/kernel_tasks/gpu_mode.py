@@ -211,8 +211,6 @@ def read(path: Path) -> Task:
     files: Files = {}
     submission = "submission.py"
     for entry in settings["files"]:
-        if not isinstance(entry, dict) or {type(entry.get(key)) for key in ("name", "source")} != {str}:
-            raise ConfigError("expected {name: ..., source: ...}", where=f"{file}: files", hint="see kernelbot")
         name, source = entry["name"], entry["source"]
         if source == _SUBMISSION:
             submission = name
