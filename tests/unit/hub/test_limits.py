@@ -13,6 +13,7 @@ import pytest
 from kernel_builder import backends, checks, elf, inline_project, limits
 from kernel_builder.demangle import demangle
 from kernel_builder.hub.audit import audit
+from kernel_builder.hub.retries import RateLimited
 from kernel_builder.toolchain import index
 from kernel_format.errors import CheckError, FetchError
 from tests.support.files import elf_file, write_files
@@ -35,13 +36,16 @@ class Unusual(Exception):
 
 
 def test_the_end_of_a_reading_process_is_named() -> None:
-    def fail() -> None:
-        raise Unusual("a", "b")
+    def fail(error: Exception) -> None:
+        raise error
 
-    with pytest.raises(CheckError, match="name: the process that reads it ended with SIGTERM"):
-        limits.within_limits(partial(signal.raise_signal, signal.SIGTERM), "name")
+    with pytest.raises(CheckError, match="name: the process that reads it ended with SIGUSR1"):
+        limits.within_limits(partial(signal.raise_signal, signal.SIGUSR1), "name")
     with pytest.raises(RuntimeError, match="Unusual: a"):
-        limits.within_limits(fail, "name")
+        limits.within_limits(partial(fail, Unusual("a", "b")), "name")
+    with pytest.raises(RateLimited, match="hub: refused") as limited:
+        limits.within_limits(partial(fail, RateLimited("refused", "hub", {"Retry-After": "900"})), "name")
+    assert limited.value.wait == 900 and "wait 900 seconds" in str(limited.value.hint)
 
 
 @pytest.mark.parametrize(
