@@ -28,8 +28,11 @@ def trust_certificates() -> None:
     name = next((name for name in _VARIABLES if os.environ.get(name)), None)
     file = Path(os.environ[name]) if name else next((Path(file) for file in _SYSTEM if Path(file).is_file()), None)
     if name and file and not file.exists():
-        hint = f"name the file of the trusted certificates (PEM), or unset {name}: {_PAGE}"
-        raise ConfigError(f"there is no file {str(file)!r} with certificates", where=name, hint=hint)
+        raise ConfigError(
+            f"there is no file {str(file)!r} with certificates",
+            where=name,
+            hint=f"name the file of the trusted certificates (PEM), or unset {name}: {_PAGE}",
+        )
     if file:
         for variable in _VARIABLES:
             os.environ.setdefault(variable.replace("FILE", "DIR") if file.is_dir() else variable, str(file))

@@ -38,13 +38,19 @@ def built(project: Project, name: str | None) -> Variant:
     if name:
         variant = Variant.parse(name)
         if not (build / name / metadata.NAME).is_file():
-            hint = f"build it first: kernel-builder build {project.root} --variant {name}"
-            raise PackageError("the variant has not been built", where=str(build / name), hint=hint)
+            raise PackageError(
+                "the variant has not been built",
+                where=str(build / name),
+                hint=f"build it first: kernel-builder build {project.root} --variant {name}",
+            )
         return variant
     variants = [variant for variant in built_variants(project.root) if variant.platform in (None, this_platform())]
     if not variants:
-        hint = f"build one first: kernel-builder build {project.root}"
-        raise PackageError(f"there is no package for {this_platform()}", where=str(build), hint=hint)
+        raise PackageError(
+            f"there is no package for {this_platform()}",
+            where=str(build),
+            hint=f"build one first: kernel-builder build {project.root}",
+        )
     at_hand = [variant for variant in variants if variant.backend.is_present()]
     return newest(loadable(variants) or at_hand or variants)
 
