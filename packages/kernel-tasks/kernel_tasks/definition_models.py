@@ -75,7 +75,7 @@ def _evaluated(node: ast.expr, values: Mapping[str, int]) -> Any:
 
 def tensor_shape(names: Sequence[str], axes: Mapping[str, int]) -> tuple[int, ...]:
     """Return a shape; its entries name axes, or are numbers."""
-    return tuple(int(name) if name.isdigit() else axes[name] for name in names)
+    return tuple(int(name) if str(name).isdigit() else axes[name] for name in names)
 
 
 def reference_model(file: str) -> type[torch.nn.Module]:

@@ -188,14 +188,15 @@ def read_definition(task: type[_T], file: Path, workloads: Path, blobs: Path) ->
 
     for key, kind in _KEYS.items():
         check(key, isinstance(definition.get(key), kind), f"expected a {kind.__name__}")
-    for name, axis in definition["axes"].items():
+    for name, axis in (axes := definition["axes"]).items():
         is_axis = isinstance(axis, dict) and _AXES.get(str(axis.get("type"))) in axis
         check(f"axes.{name}", is_axis, f"expected a type with a key: {_AXES}")
     for group in ("inputs", "outputs"):
         for name, spec in definition[group].items():
             check(f"{group}.{name}", isinstance(spec, dict), "expected a dict")
             shape, dtype = spec.get("shape", 0), spec.get("dtype")
-            check(f"{group}.{name}.shape", shape is None or isinstance(shape, list), "expected a list of axes, or null")
+            known = isinstance(shape, list) and all(each.isdigit() or each in axes for each in map(str, shape))
+            check(f"{group}.{name}.shape", shape is None or known, "expected a list of axes and numbers, or null")
             problem = f"is {dtype!r}; expected one of {', '.join(_DTYPES)}"
             check(f"{group}.{name}.dtype", dtype in _DTYPES, problem, "a 4-bit dtype needs the format's own evaluator")
     if not workloads.is_file():
