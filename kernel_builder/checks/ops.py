@@ -23,6 +23,7 @@ from kernel_builder.checks.python_rules import sources_of
 from kernel_builder.config import kernel_sources
 from kernel_builder.config.project import Project, TorchFramework
 from kernel_builder.config.variant import Variant
+from kernel_builder.steps.include_scan import LITERAL
 
 
 def check_ops(package: CheckedPackage) -> Iterator[Finding]:
@@ -82,7 +83,6 @@ def _registered(op: Mapping[str, Any], line: str, *, has_any: bool) -> Iterator[
         )
 
 
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.S)
 _DEF = re.compile(r"\.\s*def\s*\(\s*(?=R?\")")
 _NEXT_LITERAL = re.compile(
     r'\s*(?:R"(?P<mark>[^\s()\\]*)\((?P<raw>.*?)\)(?P=mark)"|"(?P<plain>(?:\\.|[^"\\\n])*)")', re.S
@@ -142,10 +142,10 @@ def sources(project: Project, variant: Variant) -> Mapping[str, str]:
 
 @lru_cache(maxsize=1024)  # the variants of a project have the same files
 def _bare(path: Path) -> str:
-    def blank(match: re.Match[str]) -> str:  # lines keep their numbers
-        return match[0] if match[0][0] == '"' else re.sub(r"[^\n]", " ", match[0])
+    def blank(match: re.Match[bytes]) -> bytes:  # lines keep their numbers
+        return re.sub(rb"[^\n]", b" ", match[0]) if match["comment"] else match[0]
 
-    return _COMMENT.sub(blank, path.read_text(encoding="utf-8", errors="replace"))
+    return LITERAL.sub(blank, path.read_bytes()).decode("utf-8", "replace")
 
 
 def _named_function(text: str, start: int) -> str:

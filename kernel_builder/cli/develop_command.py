@@ -15,7 +15,8 @@ from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.develop import choice, shells, wheel_backend
 from kernel_builder.develop import emulate as emulator
-from kernel_builder.progress import shown
+from kernel_builder.pipeline import exclusive
+from kernel_builder.progress import Lines, shown
 from kernel_builder.toolchain import Toolchains
 from kernel_format.cache_directory import default_cache
 
@@ -119,9 +120,10 @@ def emulate(directory: Path, warp_size: str, backend: str | None, pytest_argumen
     """
     project = read_project(directory)
     target = emulator.default_directory(project, backend, int(warp_size), default_cache())
-    emulator.emulated(project, backend, int(warp_size), target)
-    click.echo(f"{project.name}, emulated in {target}", err=True)
-    sys.exit(emulator.run_tests(target, pytest_arguments))
+    with exclusive(target, default_cache(), Lines(sys.stderr)):
+        emulator.emulated(project, backend, int(warp_size), target)
+        click.echo(f"{project.name}, emulated in {target}", err=True)
+        sys.exit(emulator.run_tests(target, pytest_arguments))
 
 
 @click.command()

@@ -6,6 +6,7 @@ Edition 5 is a superset of edition 4. Editions 1 and 2 are refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ EDITION = 6
 NO_EDITION = "build.toml has no edition and is read as edition 3 or 4; `kernel-builder update-build DIR` converts it"
 FRAMEWORKS = ("torch", "torch-noarch", "tvm-ffi")
 _UPDATE = f"convert the file to edition {EDITION}: `kernel-builder update-build DIR`"
+# Stands in a file for a value that `converted` replaces as text.
+_MARK = "kernel-builder update-build: "
 _SINCE = f"edition {EDITION}, of the public builder's release 0.18"
 
 
@@ -126,43 +129,32 @@ def converted(text: str, path: Path, license: str | None = None) -> str:
         document = tomlkit.parse(text.replace("\r\n", "\n"))
     except ValueError as error:  # Python's parser accepts more
         raise ConfigError(f"cannot be converted: {error}", where=str(path), hint="simplify this part") from error
-    table = document["general"]
-    assert isinstance(table, dict)
-    for key, value in (("version", 1), ("edition", EDITION), ("license", license)):
-        if key == "edition" and key in table:
-            table[key] = value
-        elif value is not None and key not in table:
-            _add(table, key, value)
+    table: Any = document["general"]
     if isinstance(upstream := table.get("upstream"), str):
         table["upstream"] = [str(upstream)]
-    _rename(document.body, (), str(path))
+    if "edition" in table:
+        table["edition"] = EDITION
+    wanted = {"version": 1, "edition": EDITION, "license": license}
+    added = {key: value for key, value in wanted.items() if value is not None and key not in table}
+    plain = [key for key, value in table.items() if not isinstance(value, items.Table)]
+    last = ""
+    if plain and isinstance(table, items.Table):  # tomlkit would add keys after the comment of the next table
+        last = tomlkit.item(table[plain[-1]]).as_string()
+        table[plain[-1]] = _MARK
+    else:
+        table.update(added)
+    kernels: Any = document.get("kernel", {})
+    for name, kernel in kernels.items():
+        if backend := kernel.get("backend"):
+            language = _language({"backend": backend}, TomlPlace(str(path), f"kernel.{name}"))
+            kernel["backend"] = tomlkit.value(backend.as_string().replace(backend, _MARK + language))
     if not any(name in document for name in FRAMEWORKS):
         document["torch-noarch"] = tomlkit.table()
-    new = document.as_string()
+
+    def line(match: re.Match[str]) -> str:
+        lines = [f"\n{match[1]}{key} = {tomlkit.item(value).as_string()}" for key, value in added.items()]
+        return f"{match[1]}{match[2]}{last}{match[3]}{''.join(lines)}"
+
+    new = re.sub(rf"""backend(["']?\s*=\s*["']+){_MARK}""", r"language\1", document.as_string())
+    new = re.sub(rf'^(.*\.|[ \t]*)(.*)"{_MARK}"(.*)$', line, new, flags=re.MULTILINE)
     return new.replace("\n", "\r\n") if "\r\n" in text else new
-
-
-def _add(table: dict[str, Any], key: str, value: Any) -> None:
-    """Add a key after the last value of a table; tomlkit adds it after the comment of the next table."""
-    if not isinstance(table, items.Table):
-        table[key] = value
-        return
-    body = table.value.body
-    values = [number for number, (name, item) in enumerate(body) if name and not isinstance(item, items.Table)]
-    item = tomlkit.item(value)
-    item.trivia.trail = "\n"
-    body.insert(values[-1] + 1, (tomlkit.key(key), item))
-
-
-def _rename(body: list[Any], path: tuple[str, ...], file: str) -> None:
-    """Write `language` in place of the `backend` of each kernel, in whatever form the table is written."""
-    for number, (key, item) in enumerate(body):
-        inner = (*path, key.key) if key else path
-        if inner[:1] == ("kernel",) and inner[2:] == ("backend",):
-            language = _language({"backend": item.unwrap()}, TomlPlace(file, ".".join(path)))
-            new = tomlkit.value(item.as_string().replace(item.unwrap(), language))
-            new.trivia.__dict__.update(vars(item.trivia))
-            written = key.as_string().replace("backend", "language")
-            body[number] = (items.SingleKey("language", key.t, key.sep, written), new)
-        elif key and isinstance(item, (items.Table, items.InlineTable)):
-            _rename(item.value.body, inner, file)

@@ -77,7 +77,7 @@ def emulated(project: Project, backend: str | None, warp_size: int, directory: P
 
 
 def default_directory(project: Project, backend: str | None, warp_size: int, cache: Path) -> Path:
-    """Return the directory of a project's emulated copy."""
+    """Return the directory of a project's emulated copy, which one command at a time uses."""
     digest = hashlib.sha256(os.fsencode(project.root)).hexdigest()[:8]
     return cache / "emulated" / f"{project.name}-{digest}-{backend or 'any'}-{warp_size}"
 

@@ -10,6 +10,7 @@ import re
 from itertools import accumulate
 
 from kernel_builder.checks.ops import split_list
+from kernel_builder.steps.include_scan import LITERAL
 from kernel_format.errors import ConfigError
 
 # The first lines of every source, and of device sources, for which nvcc and hipcc include CUDA's and HIP's headers.
@@ -26,7 +27,7 @@ _VARIABLE = re.compile(r"()\s*(\w+)\s*((?:\[.*\])?)\s*", re.DOTALL)
 _IDENTIFIER = re.compile(r"[\w:]+$")
 _SIMPLE = (
     (re.compile(r"\bhip(?=[A-Z])"), "cuda"),  # functions, types and constants of the runtime
-    (re.compile(r"(#define \w+ )(?:CUDA|HIP)$", re.MULTILINE), r"\1CPU"),  # a macro that names the back end
+    (re.compile(r"(#define \w+ )(?:CUDA|HIP)[ \t]*$", re.MULTILINE), r"\1CPU"),  # a macro that names the back end
     (re.compile(r"(TORCH_LIBRARY_IMPL\w*\s*\(\s*\w+\s*,\s*)(?:CUDA|HIP)\b"), r"\1CPU"),
     (re.compile(r"(\.|->)is_cuda\(\)"), r"\1is_cpu()"),
     (re.compile(r"\bDeviceType::CUDA\b"), "DeviceType::CPU"),
@@ -35,12 +36,21 @@ _SIMPLE = (
 
 
 def translate(name: str, text: str, *, is_device_source: bool, is_header: bool) -> str:
-    """Return a source or a header as C++ of the host."""
+    """Return a source or a header as C++ of the host, without its comments."""
+    literals: list[bytes] = []
+
+    def hide(match: re.Match[bytes]) -> bytes:
+        lines = b"\n" * match[0].count(b"\n")
+        literals.append(match[0])
+        return b" " + lines if match["comment"] else b'"@%d@%s"' % (len(literals) - 1, lines)
+
+    text = LITERAL.sub(hide, text.encode(errors="surrogateescape")).decode(errors="surrogateescape")
     text = _with_entries(_with_launches(name, text))
     text = _DYNAMIC.sub(_dynamic, text)
     text = _STATIC.sub(_static, text)
     for pattern, replacement in _SIMPLE:
         text = pattern.sub(replacement, text)
+    text = re.sub(r'"@(\d+)@\n*"', lambda match: literals[int(match[1])].decode(errors="surrogateescape"), text)
     if is_header:
         return text
     first = _FIRST_OF_DEVICE if is_device_source else _FIRST

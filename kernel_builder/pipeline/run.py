@@ -83,7 +83,7 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
         progress.say(f"warning: the shared cache {shared} is not used: its directory `objects` cannot be read")
     with ExitStack() as stack:
         for destination in sorted(selection.destination for selection in selected.selections):
-            stack.enter_context(_locked(destination, cache, progress))
+            stack.enter_context(exclusive(destination, cache, progress))
         run = _Run(request, toolchains, progress, selected.selections, list(selected.failures))
         targets = [target for selection in selected.selections for target in run.plan(selection)]
         graph = Graph(tuple(target.planned for target in targets))
@@ -110,18 +110,14 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
 
 
 @contextmanager
-def _locked(destination: Path, cache: Path, progress: Progress) -> Iterator[None]:
+def exclusive(destination: Path, cache: Path, progress: Progress) -> Iterator[None]:
     """Let one build at a time write to a destination. The next one then finds its packages unchanged."""
-    name = hashlib.sha256(os.fsencode(destination)).hexdigest()[:16]
+    path = cache / "locks" / f"{hashlib.sha256(os.fsencode(destination)).hexdigest()[:16]}.lock"
+    message = f"another build of {destination} is running; waiting for it"
     with ExitStack() as lock:
         with files.writing(cache):
-            (cache / "locks").mkdir(parents=True, exist_ok=True)
-            lock.enter_context(
-                files.locked(
-                    cache / "locks" / f"{name}.lock",
-                    waiting=lambda: progress.say(f"another build of {destination} is running; waiting for it"),
-                )
-            )
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock.enter_context(files.locked(path, waiting=lambda: progress.say(message)))
         yield
 
 

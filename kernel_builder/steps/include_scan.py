@@ -27,9 +27,9 @@ _PYTHON_HEADERS = re.compile(r"Python\.h|torch/csrc/python_headers\.h")
 # Comments, raw strings, characters and strings, in one expression, since each may contain the delimiters of others.
 # Every alternative matches at least to the end of the line or file: a failed search for the end at every beginning
 # takes quadratic time. The lookahead for first characters makes the search four times as fast.
-_LITERAL = re.compile(
+LITERAL = re.compile(
     rb"(?=[/\"'RuUL])(?:"
-    rb"(?P<comment>//[^\n]*|/\*.*?(?:\*/|\Z))"
+    rb"(?P<comment>//(?:\\\r?\n|[^\n])*|/\*.*?(?:\*/|\Z))"
     rb"|(?<!\w)(?:u8|[uUL])?(?P<raw>R\"([^()\\\s\"]{0,16})\(.*?(?:\)\3\"|\Z))"
     rb"|(?<!\w)(?:u8|[uUL])?(?P<character>'(?:\\[^\n]|[^'\\\n]){1,16}')"
     rb"|(?<!\w)(?:u8|[uUL])?'[^\n]*"  # in a block that a condition skips, as an unmatched quote
@@ -102,7 +102,7 @@ def _read(path: Path, _size: int, _mtime: int) -> _File:
         assembled = assembled or _ASSEMBLED.search(match[0]) is not None
         return b'""' if match["raw"] or match["character"] else match[0]
 
-    bare = _LITERAL.sub(without, _CONTINUED.sub(b"", content.removeprefix(codecs.BOM_UTF8)))
+    bare = LITERAL.sub(without, _CONTINUED.sub(b"", content.removeprefix(codecs.BOM_UTF8)))
     found = [((m[2] or m[3] or b"").decode("utf-8", "replace").strip(), m) for m in _INCLUDE.finditer(bare)]
     asked: set[tuple[str, bool]] = set()
     passes_on, named, defined, calls = set[bytes](), set[bytes](), set[bytes](), set[tuple[bytes, bytes]]()

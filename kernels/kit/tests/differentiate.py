@@ -34,7 +34,7 @@ def derivatives(function, tensors, directions, weights, traced):
         directions: For each tensor, its tangent, and the weight of its gradient in a sum that is differentiated again.
         weights: For each result, its weight in a sum that is differentiated.
     """
-    indexes = tuple(range(len(tensors)))
+    indexes, repeated = tuple(range(len(tensors))), [torch.stack((tensor, tensor * 2)) for tensor in tensors]
     directions = tuple(direction.to(tensor.dtype) for direction, tensor in zip(directions, tensors))
 
     def results(*tensors):
@@ -48,9 +48,6 @@ def derivatives(function, tensors, directions, weights, traced):
 
     def loss_of_gradient(*tensors):
         return _sum(gradient(*tensors), directions)
-
-    def repeated(tensor):
-        return torch.stack((tensor, tensor * 2))
 
     def eager_gradients(leaves):
         first = torch.autograd.grad(loss(*leaves), leaves, create_graph=True)
@@ -66,8 +63,8 @@ def derivatives(function, tensors, directions, weights, traced):
         "forward_ad": dual,
         "jvp": (*primals, *tangents),
         "grad": gradient(*tensors),
-        "vmap": torch.func.vmap(results)(*map(repeated, tensors)),
-        "vmap of grad": torch.func.vmap(gradient)(*map(repeated, tensors)),
+        "vmap": torch.func.vmap(results)(*repeated),
+        "vmap of grad": torch.func.vmap(gradient)(*repeated),
         "jvp of grad": torch.func.jvp(gradient, tuple(tensors), directions)[1],
         "grad of grad": torch.func.grad(loss_of_gradient, indexes)(*tensors),
         "second backward": eager_gradients([tensor.detach().requires_grad_() for tensor in tensors]),

@@ -6,23 +6,16 @@ Each kernel links to this file as `test_NAME_ops.py`. The functions are `OPS` of
 import importlib
 
 import pytest
+import testing
 import torch
 from differentiate import assert_derivatives, tuple_of
-from testing import (
-    DTYPES,
-    assert_compiles,
-    assert_replays,
-    assert_runs_on_second_device,
-    assert_waits_for_stream,
-    gpu,
-    two_gpus,
-)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 reference = importlib.import_module(__name__.replace("test_", "reference_").replace("_ops", ""))
 OPS = reference.OPS
 GRAPHS = getattr(reference, "GRAPHS", [OPS])  # the ops that are compiled together
+GROUPS = getattr(reference, "GROUPS", [OPS])  # of each, derivatives of the first op are traced, and its input replaced
 EMPTY = getattr(reference, "EMPTY", [2])  # the sizes of dimensions, for two rows or sequences, that may be 0
 
 
@@ -41,12 +34,12 @@ def gradients_of(results, tensors, **options):
 
 
 @pytest.mark.kernels_ci
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", testing.DTYPES)
 @pytest.mark.parametrize("name", OPS)
 def test_derivatives(name, dtype):
     """Forward mode, transforms of torch.func and second derivatives agree with float64."""
     op = OPS[name]
-    traced = dtype == torch.float32 and name == next(iter(OPS))
+    traced = dtype == torch.float32 and name in [next(iter(ops)) for ops in GROUPS]
     assert_derivatives(op.function, op.exact, tuple(op.inputs(2, dtype)), traced)
 
 
@@ -66,7 +59,7 @@ class RecordedCalls(TorchDispatchMode):
 @pytest.mark.parametrize("name", OPS)
 def test_opcheck(name):
     """The fakes of the ops of a forward and a backward pass agree with the ops."""
-    leaves = leaves_of(OPS[name], 3, DTYPES[list(OPS).index(name) % 3])
+    leaves = leaves_of(OPS[name], 3, testing.DTYPES[list(OPS).index(name) % 3])
     with RecordedCalls() as recorded:
         gradients_of(results_of(OPS[name], leaves), leaves)
     assert len(recorded.calls) > 1
@@ -86,44 +79,42 @@ def together(ops, batch, dtype):
 
 
 @pytest.mark.kernels_ci
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=gpu)])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=testing.gpu)])
 def test_compile(backend):
     for ops in GRAPHS:
         function, _ = together(ops, 4, torch.float32)
-        assert_compiles(function, lambda batch, ops=ops: together(ops, batch, torch.float32)[1], backend)
+        testing.assert_compiles(function, lambda batch, ops=ops: together(ops, batch, torch.float32)[1], backend)
 
 
-@gpu
+@testing.gpu
 def test_stream():
     for op in OPS.values():
         first, *others = op.inputs(64, torch.bfloat16)
-        assert_waits_for_stream(lambda late, op=op, others=others: results_of(op, [late, *others]), first)
+        testing.assert_waits_for_stream(lambda late, op=op, others=others: results_of(op, [late, *others]), first)
 
 
-@gpu
-@pytest.mark.parametrize("dtype", DTYPES)
+@testing.gpu
+@pytest.mark.parametrize("dtype", testing.DTYPES)
 def test_graph(dtype):
-    function, leaves = together(OPS, 64, dtype)
-    assert_replays(lambda: gradients_of(function(*leaves), leaves), leaves[0])
+    for ops in GROUPS:
+        function, leaves = together(ops, 64, dtype)
+        testing.assert_replays(lambda f=function, leaves=leaves: gradients_of(f(*leaves), leaves), leaves[0])
 
 
-@two_gpus
+@testing.two_gpus
 def test_second_device():
     for op in OPS.values():
-        assert_runs_on_second_device(lambda *given, op=op: results_of(op, given)[0], *op.inputs(2, torch.float16))
+        testing.assert_runs_on_second_device(lambda *x, op=op: results_of(op, x)[0], *op.inputs(2, torch.float16))
 
 
-@gpu
+@testing.gpu
 @pytest.mark.parametrize("name", OPS)
 def test_errors_on_another_device(name):
     tensors = OPS[name].inputs(2, torch.float16)
-    for i, tensor in enumerate(tensors):
-        others = [*tensors[:i], tensor.cpu(), *tensors[i + 1 :]]
+    one_elsewhere = [[*tensors[:i], tensor.cpu(), *tensors[i + 1 :]] for i, tensor in enumerate(tensors)]
+    for given in (*one_elsewhere, [tensor.cpu() for tensor in tensors]):  # it may have tensors of its own on the GPU
         with pytest.raises((RuntimeError, NotImplementedError), match=r"\w+ must be on|backend=\"cpu\""):
-            OPS[name].function(*others)
-    # The function may have tensors of its own on the GPU.
-    with pytest.raises((RuntimeError, NotImplementedError), match=r"\w+ must be on|backend=\"cpu\""):
-        OPS[name].function(*(tensor.cpu() for tensor in tensors))
+            OPS[name].function(*given)
 
 
 @pytest.mark.parametrize("grad_enabled", [False, True])
@@ -170,7 +161,7 @@ def test_results_are_equal_to_the_bit(name):
 def test_not_finite(name):
     """Values that are not finite change the results that the formula computes from them, and no others."""
     op = OPS[name]
-    for dtype in DTYPES:
+    for dtype in testing.DTYPES:
         tensors = op.inputs(2, dtype)
         for i, tensor in enumerate(tensors):
             changed = tensor.flatten().clone()

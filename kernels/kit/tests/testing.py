@@ -6,16 +6,9 @@ else on the CPU.
 
 from typing import Callable, NamedTuple
 
+import kernels
 import pytest
 import torch
-from kernels import (
-    LocalLayerRepository,
-    Mode,
-    get_local_kernel,
-    kernelize,
-    use_kernel_forward_from_hub,
-    use_kernel_mapping,
-)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -35,7 +28,7 @@ class Op(NamedTuple):
 def load(project):
     """Return the package as built. Without one, skip the test, or the module that is imported."""
     try:
-        return get_local_kernel(project)
+        return kernels.get_local_kernel(project)
     except FileNotFoundError:
         pytest.skip(f"not built: kernel-builder build {project} --backend {DEVICE}", allow_module_level=True)
 
@@ -96,11 +89,12 @@ def copies(call):
 def kernelized(module, project, layer):
     """Return a module with the `forward` of a layer of the kernel, put there by kernelize."""
     # A new class, because marking changes it.
-    module.__class__ = use_kernel_forward_from_hub(layer)(type("Marked", (type(module),), {}))
-    mapping = {layer: {DEVICE: LocalLayerRepository(project, layer_name=layer)}}
+    module.__class__ = kernels.use_kernel_forward_from_hub(layer)(type("Marked", (type(module),), {}))
+    mapping = {layer: {DEVICE: kernels.LocalLayerRepository(project, layer_name=layer)}}
     model = torch.nn.Sequential(module).to(DEVICE)
-    with use_kernel_mapping(mapping, inherit_mapping=False):
-        kernelize(model, mode=Mode.TRAINING | Mode.TORCH_COMPILE, device=DEVICE, use_fallback=False)
+    with kernels.use_kernel_mapping(mapping, inherit_mapping=False):
+        mode = kernels.Mode.TRAINING | kernels.Mode.TORCH_COMPILE
+        kernels.kernelize(model, mode=mode, device=DEVICE, use_fallback=False)
     assert module.forward.__func__ is getattr(load(project).layers, layer).forward
     return module
 
@@ -178,9 +172,6 @@ def assert_compiles(function, inputs_of, backend="aot_eager"):
     for batch in (4, 9):
         with torch.compiler.set_stance("fail_on_recompile" if batch == 9 else "default"):
             inputs = inputs_of(batch)
-            expected, actual = function(*inputs), compiled(*inputs)
-            torch.testing.assert_close(actual, expected)
-            if isinstance(expected, torch.Tensor):
-                expected, actual = (expected,), (actual,)
-            grads = [torch.randn_like(result) for result in expected]
-            torch.testing.assert_close(*(torch.autograd.grad(results, inputs, grads) for results in (actual, expected)))
+            results = function(*inputs)
+            grads = [torch.randn_like(r) for r in (results if isinstance(results, tuple) else (results,))]
+            torch.testing.assert_close(*(results_and_gradients(call, inputs, grads) for call in (compiled, function)))

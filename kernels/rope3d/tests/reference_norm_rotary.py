@@ -3,7 +3,7 @@
 import itertools
 
 import torch
-from reference_rope3d import beside, joined, kernel, of_elements, ops, rotated  # noqa: F401 - ops: for op_tests.py
+from reference_rope3d import beside, joined, kernel, of_elements, rotated
 from testing import DEVICE, Op, random
 
 EPS = 1e-6
@@ -124,5 +124,3 @@ def norm_op(norm):
 
 
 OPS = {f"norm_rotary over each {norm}": norm_op(norm) for norm in ("head", "token")}
-# Torch 2.11 fails an assertion of its own when it compiles a second norm_rotary with gradients in one graph.
-GRAPHS = [{name: op} for name, op in OPS.items()]

@@ -20,17 +20,6 @@ from kernel_aot.ops import Op, Variant, variants
 from kernel_aot.translation import read_ops, select_language, sources
 
 __all__ = [
-    "CompiledKernel",
-    "Language",
-    "Op",
-    "Variant",
-    "answers",
-    "arch_number",
-    "is_plain",
-    "read_launch_function",
-    "read_ops",
-    "request",
-    "select_language",
-    "sources",
-    "variants",
-]
+    "CompiledKernel", "Language", "Op", "Variant", "answers", "arch_number", "is_plain", "read_launch_function",
+    "read_ops", "request", "select_language", "sources", "variants",
+]  # fmt: skip

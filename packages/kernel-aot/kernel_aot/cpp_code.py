@@ -83,9 +83,9 @@ def wrapped(line: str) -> Iterator[str]:
 
 
 def _result(op: Op) -> str:
-    if op.results == 0:
+    if not op.outputs:
         return "void"
-    return "Tensor" if op.results == 1 else f"std::tuple<{', '.join(['Tensor'] * op.results)}>"
+    return "Tensor" if len(op.outputs) == 1 else f"std::tuple<{', '.join(['Tensor'] * len(op.outputs))}>"
 
 
 def _parameters(op: Op) -> str:
@@ -111,9 +111,9 @@ def _prepared(op: Op) -> Iterator[str]:
 
 
 def _returned(op: Op) -> Iterator[str]:
-    if op.results:
+    if op.outputs:
         names = ", ".join(output.name for output in op.outputs)
-        yield f"return {names};" if op.results == 1 else f"return {{{names}}};"
+        yield f"return {names};" if len(op.outputs) == 1 else f"return {{{names}}};"
 
 
 def configuration(op: Op) -> str:

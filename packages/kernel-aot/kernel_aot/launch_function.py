@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_aot.launch_expressions import ALLOCATIONS, LaunchExpressions
-from kernel_aot.syntax import last_name, read_functions, stored_parameters
+from kernel_aot.syntax import find_stores, last_name, read_functions
 from kernel_format.errors import ConfigError
 
 KEYS = ("schema", "outputs", "arguments", "grid")
@@ -67,6 +67,7 @@ class _Reader:
         self.refuse = self.expressions.refuse
         self.grids: dict[str, ast.expr] = {}
         self.launch: ast.Call | None = None
+        self.constexprs: set[str] = set()
         self.requires: list[str] = []
         self.contiguous: list[str] = []
         self.returned: list[str] = []
@@ -188,21 +189,21 @@ class _Reader:
         passed: dict[str, str] = {}
         parameters = kernel.args.args
         defaults = dict(zip([p.arg for p in parameters[::-1]], kernel.args.defaults[::-1], strict=False))
-        constexprs = {p.arg for p in parameters if p.annotation and "constexpr" in ast.unparse(p.annotation)}
+        self.constexprs = {p.arg for p in parameters if p.annotation and "constexpr" in ast.unparse(p.annotation)}
         for name, value in {**defaults, **values}.items():
-            if name in constexprs and name in values:
+            if name in self.constexprs and name in values:
                 self._compare(name, value)
-            if name in constexprs and name in self.declared:
+            if name in self.constexprs and name in self.declared:
                 continue
             if isinstance(value, ast.Constant) and value.value is None:
                 constants[name] = None  # Triton compiles a missing pointer as a constant
-            elif name not in constexprs and name not in _LAUNCH_OPTIONS:
+            elif name not in self.constexprs and name not in _LAUNCH_OPTIONS:
                 arguments[name] = self.expressions.text(value)
             elif isinstance(value, ast.Constant):
                 constants[name] = value.value
             elif ast.unparse(value).startswith("tl."):
                 constants[name] = ast.unparse(value)  # a dtype
-            elif name in constexprs:
+            elif name in self.constexprs:
                 passed[name] = self.expressions.text(value)
         return {p.arg: arguments[p.arg] for p in parameters if p.arg in arguments}, constants, passed
 
@@ -227,18 +228,22 @@ class _Reader:
         return [self.expressions.text(size) for size in grid.elts]
 
     def _schema(self, kernel: ast.FunctionDef, arguments: Mapping[str, str]) -> str:
-        stored = stored_parameters(kernel, self.functions)
         parameters = self.expressions.parameters
         tensors = [name for name, (kind, _) in parameters.items() if kind == "Tensor"]
-        elsewhere: set[str] = set()
-        doubtful = stored_parameters(kernel, self.functions, elsewhere=elsewhere) - stored
+        (stores, _), elsewhere = find_stores(kernel, self.functions), dict[str, None]()
+        stored = set[str]().union(*stores)
+        doubtful = set[str]().union(*find_stores(kernel, self.functions, elsewhere=elsewhere)[0]) - stored
         found = [name for parameter, name in arguments.items() if parameter in doubtful and name in tensors]
-        if found and "schema" not in self.table:
-            message = (
-                f"launches {kernel.name}, which may store through {', '.join(found)} by functions of other modules"
-            )
-            hint = f"write schema in [op.{self.function.name}] of aot.toml, or the functions in this module"
-            self.refuse(kernel, f"{message}: {', '.join(sorted(elsewhere))}", hint)
+        known = (*tensors, *self.expressions.tensors)
+        numbers = self.constexprs.union(name for name, value in arguments.items() if value not in known)
+        message = ""
+        if found:
+            message = f"may store through {', '.join(found)} by functions of other modules: {', '.join(elsewhere)}"
+        elif any(pointer <= numbers for pointer in stores):
+            message = "stores through a pointer that is not computed of its arguments, such as one that it has loaded"
+        if message and "schema" not in self.table:
+            hint = f"write schema in [op.{self.function.name}] of aot.toml: Tensor(a!) is a tensor that the op writes"
+            self.refuse(kernel, f"launches {kernel.name}, which {message}", hint)
         mutated = [name for parameter, name in arguments.items() if parameter in stored and name in tensors]
         keyword_only = [parameter.arg for parameter in self.function.args.kwonlyargs]
         shown = []

@@ -99,10 +99,6 @@ class Op:
         return self.tensors[0]
 
     @property
-    def results(self) -> int:
-        return len(self.outputs)
-
-    @property
     def hints(self) -> tuple[tuple[str, ...], ...]:
         """The arguments that compilations take as divisible by 16: all of `divisible`, its pointers, and none."""
         own = [argument for argument in self.arguments if argument.name in self.divisible and argument.type != "1"]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 
 from kernel_format.errors import ConfigError
+
+_MOST_STORES = 1000  # of one function, with different parameters in their pointers
 
 
 def read_functions(path: Path) -> dict[str, ast.FunctionDef]:
@@ -35,55 +37,73 @@ def limited(where: str) -> Iterator[None]:
         raise ConfigError(f"is too complex: {error}", where=where, hint=hint) from error
 
 
-def stored_parameters(
+def find_stores(
     kernel: ast.FunctionDef,
     functions: Mapping[str, ast.FunctionDef],
-    known: dict[str, set[str]] | None = None,
-    elsewhere: set[str] | None = None,
-) -> set[str]:
-    """Return the names in a kernel through which it stores: parameters, and local names that are computed of them.
+    known: dict[str, tuple[Collection[Set[str]], Set[str]]] | None = None,
+    elsewhere: dict[str, None] | None = None,
+) -> tuple[Collection[Set[str]], Set[str]]:
+    """Return the parameters of which the pointer of each store is computed, and those of which the result is computed.
+
+    A pointer that is loaded is computed of none: it may be any tensor's.
 
     Args:
         functions: The functions of the module, which the kernel may call.
         known: The results for functions, also for those that are being read, whose calls of themselves add nothing.
-        elsewhere: If given, it gets the functions of other modules, and they count as storing through their arguments.
+        elsewhere: If given, functions of other modules become its keys, and count as storing through their arguments.
     """
     known = {} if known is None else known
-    known[kernel.name] = set()
+    if kernel.name in known:
+        return known[kernel.name]
+    known[kernel.name] = [], set()
     sources: dict[str, set[str]] = {}
-    stored: set[str] = set()
+    stores: list[set[str]] = []
+    result: set[str] = set()
     nodes = list(ast.walk(ast.Module(kernel.body, [])))
-    local = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    local |= {parameter.arg for parameter in ast.walk(kernel.args) if isinstance(parameter, ast.arg)}
+    parameters = {parameter.arg for parameter in ast.walk(kernel.args) if isinstance(parameter, ast.arg)}
+    local = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)} | parameters
+
+    def names(node: ast.AST | None) -> set[str]:
+        """Return the names in an expression, except in loads."""
+        is_load = isinstance(node, ast.Call) and last_name(node.func) == "load"
+        if node is None or is_load or (isinstance(node, ast.Attribute) and node.attr in ("dtype", "type")):
+            return set()
+        if isinstance(node, ast.Call) and (callee := functions.get(ast.unparse(node.func))):
+            return passed(node, callee, find_stores(callee, functions, known, elsewhere)[1])
+        return {node.id} if isinstance(node, ast.Name) else set().union(*map(names, ast.iter_child_nodes(node)))
+
+    def passed(call: ast.Call, callee: ast.FunctionDef, wanted: Set[str]) -> set[str]:
+        """Return the names in a call's arguments for some parameters."""
+        every = [parameter.arg for parameter in ast.walk(callee.args) if isinstance(parameter, ast.arg)]
+        values = [*zip(every, call.args, strict=False), *((each.arg, each.value) for each in call.keywords)]
+        is_any = callee.args.vararg or any(isinstance(value, ast.Starred) for value in call.args)
+        return set().union(*(names(value) for name, value in values if name in wanted or (is_any and wanted)))
+
     for node in nodes:
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr | ast.For | ast.comprehension):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             value = node.iter if isinstance(node, ast.For | ast.comprehension) else node.value
             for name in (part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)):
-                sources.setdefault(name, set()).update(_names(value) if value else ())
+                sources.setdefault(name, set()).update(names(value))
+        elif isinstance(node, ast.Return):
+            result |= names(node.value)
+        elif isinstance(node, ast.Call) and (callee := functions.get(ast.unparse(node.func))):
+            pointers, _ = find_stores(callee, functions, known, elsewhere)
+            stores += [passed(node, callee, pointer) for pointer in pointers]
         elif isinstance(node, ast.Call):
-            called = last_name(node.func)
-            passed = dict(enumerate(node.args)) | {each.arg: each.value for each in node.keywords}
-            everything = {name for value in passed.values() for name in _names(value)}
-            if isinstance(node.func, ast.Name) and called in functions:
-                callee = functions[called]
-                of_callee = known[called] if called in known else stored_parameters(callee, functions, known, elsewhere)
-                if callee.args.vararg or any(isinstance(value, ast.Starred) for value in node.args):
-                    stored |= everything if of_callee else set()
-                for position, parameter in enumerate((*callee.args.args, *callee.args.kwonlyargs)):
-                    if parameter.arg in of_callee and (value := passed.get(parameter.arg, passed.get(position))):
-                        stored |= _names(value)
-                continue
-            if called.startswith(("store", "atomic_")):  # tl.store(pointer, x), descriptor.store(...)
-                pointer = passed.get(0, passed.get("pointer", node.func))
-                stored |= _names(pointer) | _names(node.func)
-            if elsewhere is not None and called != "load" and _is_elsewhere(node.func, local):
-                elsewhere.add(ast.unparse(node.func))
-                stored |= everything
-    while new := {source for name in stored for source in sources.get(name, ())} - stored:
-        stored |= new
-    known[kernel.name] = stored
-    return stored
+            if last_name(node.func).startswith(("store", "atomic_")):  # tl.store(pointer, x), descriptor.store(...)
+                named = [each.value for each in node.keywords if each.arg == "pointer"]
+                stores.append(names([*node.args, *named, node.func][0]) | names(node.func))
+            if elsewhere is not None and last_name(node.func) != "load" and _is_elsewhere(node.func, local):
+                elsewhere[ast.unparse(node.func)] = None
+                stores.append(set().union(*map(names, [*node.args, *(each.value for each in node.keywords)])))
+    for found in (*stores, result):
+        while new := {source for name in found for source in sources.get(name, ())} - found:
+            found.update(new)
+    known[kernel.name] = {frozenset(found & parameters) for found in stores}, result & parameters
+    if len(known[kernel.name][0]) > _MOST_STORES:
+        raise ValueError(f"{kernel.name} stores through more than {_MOST_STORES} pointers")
+    return known[kernel.name]
 
 
 def _is_elsewhere(function: ast.expr, local: Collection[str]) -> bool:
@@ -97,14 +117,3 @@ def _is_elsewhere(function: ast.expr, local: Collection[str]) -> bool:
 def last_name(function: ast.expr) -> str:
     """Return the last part of a dotted name: `load` of `tl.load`."""
     return ast.unparse(function).rpartition(".")[2]
-
-
-def _names(node: ast.AST) -> set[str]:
-    """Return the names in an expression, except in loads: a loaded value is not a pointer of the kernel's arguments."""
-    if isinstance(node, ast.Call) and last_name(node.func) == "load":
-        return set()
-    if isinstance(node, ast.Attribute) and node.attr in ("dtype", "type"):
-        return set()
-    if isinstance(node, ast.Name):
-        return {node.id}
-    return {name for child in ast.iter_child_nodes(node) for name in _names(child)}

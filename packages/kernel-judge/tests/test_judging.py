@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from pathlib import Path
@@ -28,7 +29,7 @@ QUICK = ("--inputs", "8", "--rounds", "0", "--device", "cpu")
 
 def test_the_command_prints_a_verdict_and_exits_by_it(tmp_path: Path) -> None:
     right = HONEST["float64"].write(tmp_path)
-    verdict = Verdict.from_json(expect(0, "", "judge", right, "--task", SOFTMAX, *QUICK, "--json").stdout)
+    verdict = Verdict.from_dict(json.loads(expect(0, "", "judge", right, "--task", SOFTMAX, *QUICK, "--json").stdout))
     assert verdict.is_right and verdict.task == "softmax" and not verdict.speed
     assert len(verdict.task_digest) == len(verdict.candidate_digest) == 64
     wrong = expect(1, "wrong: softmax", "judge", CHEATS["some NaN"].write(tmp_path), "--task", SOFTMAX, *QUICK)
@@ -101,7 +102,7 @@ def test_a_candidate_for_a_gpu_is_not_judged_without_one(tmp_path: Path) -> None
     assert verdict.reason.startswith("it needs a GPU, and Torch finds none: ")
     arguments = [candidate, "--task", SCALED, "--device", "cuda", "--json"]
     expect(11, "it is to run on a GPU, and Torch finds none", "judge", *arguments)
-    assert Verdict.from_json(verdict.to_json()).as_dict() == verdict.as_dict()
+    assert Verdict.from_dict(json.loads(verdict.to_json())).as_dict() == verdict.as_dict()
 
 
 def test_a_candidate_is_not_judged_without_the_package_that_it_needs(tmp_path: Path) -> None:

@@ -126,6 +126,17 @@ def test_the_page_can_be_built_again_from_its_results(write: Write, tmp_path: Pa
     assert places == sorted(places) and "wrong: wrong.py" in page and "<svg" in page
 
 
+@pytest.mark.parametrize("name", ["index.html", "notes.txt", "results/mine.json"])
+def test_a_page_replaces_an_earlier_page_and_no_other_files(write: Write, tmp_path: Path, name: str) -> None:
+    write("right", 2.0)
+    arguments = ("report", "--leaderboard", tmp_path / "results", "--out", tmp_path / "site")
+    for _ in range(2):
+        expect(0, "", *arguments)
+    (tmp_path / "site" / name).write_text("mine")
+    expect(2, f"has other files than a page's, such as {Path(name).name}", *arguments)
+    assert (tmp_path / "site" / name).read_text() == "mine"
+
+
 @pytest.mark.attack
 def test_drawings_take_no_settings_of_the_current_directory(write: Write, tmp_path: Path) -> None:
     write("fast", 2.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -9,7 +10,6 @@ import pytest
 import torch
 from judge_samples import TASK
 
-from kernel_format.errors import ConfigError
 from kernel_judge.judge.comparison import ErrorRule, difference
 from kernel_judge.judge.reference import Reference
 from kernel_judge.judge.scaling import fitted, unseen
@@ -49,12 +49,12 @@ def test_a_verdict_survives_json() -> None:
     verdict = Verdict(
         "right", "", None, None, "t", "a" * 64, "b" * 64, "landlock", "cpu", 1.5, {"eager": Speedup(2.0, 1.9, 2.1)}
     )
-    read = Verdict.from_json(verdict.to_json())
+    read = Verdict.from_dict(json.loads(verdict.to_json()))
     assert read.to_json() == verdict.to_json() and read.is_right and read.speed == verdict.speed
     assert verdict.as_dict()["rejected-as"] is None
     for text in ("", "[]", "{}", verdict.to_json().replace('"right"', '"maybe"')):
-        with pytest.raises(ConfigError):
-            Verdict.from_json(text)
+        with pytest.raises(ValueError):
+            Verdict.from_dict(json.loads(text))
 
 
 def test_infinities_and_nan_of_the_reference_are_right_in_their_places_only() -> None:

@@ -22,7 +22,8 @@ import torch
 import yaml
 
 from kernel_format.errors import ConfigError
-from kernel_tasks.task import CANDIDATE, PROBLEM, Files, MachineError, Problem, Sizes, Task, write_files
+from kernel_format.files import write_files
+from kernel_tasks.task import CANDIDATE, PROBLEM, Files, MachineError, Problem, Sizes, Task
 
 FORMAT = "GPU MODE: a directory with task.yml"
 _SUBMISSION = "@SUBMISSION@"
@@ -128,7 +129,7 @@ class GpuModeTask(Task):
     def _reference(self) -> Any:
         """Import `reference.py`, with `task`, `utils` and the like beside it."""
         directory = Path(self._directory.name)
-        write_files(self._modules, directory)
+        write_files(directory, self._modules)
         for name in self._modules:
             sys.modules.pop(Path(name).stem, None)  # another task's
         importlib.invalidate_caches()
@@ -206,12 +207,18 @@ def read(path: Path) -> Task:
     files: Files = {}
     submission = "submission.py"
     for entry in settings["files"]:
+        if not isinstance(entry, dict) or {type(entry.get(key)) for key in ("name", "source")} != {str}:
+            raise ConfigError("expected {name: ..., source: ...}", where=f"{file}: files", hint="see kernelbot")
         name, source = entry["name"], entry["source"]
         if source == _SUBMISSION:
             submission = name
             continue
+        place, root = (directory / source).resolve(), directory.resolve()
+        if not place.is_relative_to(root.parent.parent if place.suffix == ".py" else root):
+            hint = "name a file of the task's directory, or a Python module beside it such as ../utils.py"
+            raise ConfigError(f"{source} lies outside of the task", where=f"{file}: files: source", hint=hint)
         try:
-            files[name] = (directory / source).read_bytes()
+            files[name] = place.read_bytes()
         except OSError as error:
             raise ConfigError(
                 f"{source} cannot be read: {error.strerror}",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_format.errors import KernelBuilderError
+from kernel_format.files import write_files
 
 Sizes = Mapping[str, Any]
 """What distinguishes one workload of a task from another, such as names of sizes -> integers."""
@@ -117,7 +118,7 @@ class Task:
     def save(self, directory: Path) -> Path:
         """Write the task's files into a directory, and return the path with which `read_task` reads them."""
         target = directory if self.entry else directory / self.name
-        write_files(self.files, target)
+        write_files(target, self.files)
         return target / self.entry
 
     def description(self) -> list[str]:
@@ -142,11 +143,3 @@ class Task:
         limit = self.settings.tolerance
         within = f"each element within {limit} min(1, max |expected|) + {limit} |expected| of the float64 result"
         return f"{within}, errors as small as eager's, and the reference's integers"
-
-
-def write_files(files: Files, directory: Path) -> None:
-    """Write files below a directory."""
-    for name, data in files.items():
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)

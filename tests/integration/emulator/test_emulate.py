@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder.config.project_files import read_project
+from kernel_builder.develop.emulate import default_directory
+from kernel_builder.pipeline import exclusive
+from kernel_builder.progress import Silent
+from kernel_format.cache_directory import default_cache
 from tests.support.cli import invoke
 from tests.support.files import replace
 from tests.support.places import ROOT
@@ -70,6 +75,16 @@ def test_projects_without_kernels_to_emulate_are_refused(emulated: Emulate, tmp_
     ):
         status, output = emulated(*arguments)
         assert (status, message in output) == (2, True), output
+
+
+def test_another_run_for_the_same_project_is_awaited(tmp_path: Path) -> None:
+    assert invoke("init", tmp_path / "relu", "--name", "org/relu", "--backends", "cpu").exit_code == 0
+    target = default_directory(read_project(tmp_path / "relu"), None, 32, default_cache())
+    command = [sys.executable, "-m", "kernel_builder", "emulate", tmp_path / "relu"]
+    with exclusive(target, default_cache(), Silent()):
+        other = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert other.stderr and other.stderr.readline() == f"another build of {target} is running; waiting for it\n"
+        other.terminate()
 
 
 @pytest.mark.attack

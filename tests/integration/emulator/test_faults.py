@@ -12,6 +12,7 @@ import pytest
 from kernel_builder import toml_file
 from kernel_builder.develop.emulated_sources import translate
 from kernel_emulator import DIRECTORY, FLAGS
+from tests.support.places import SOURCES
 
 SOURCE = Path(__file__).with_name("faults.cu")
 # By warp size.
@@ -38,6 +39,11 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     ):
         subprocess.run([*common, *arguments], cwd=directory, check=True)
     return warp_size, directory / "faults"
+
+
+def test_comments_and_texts_are_not_translated() -> None:
+    text = translate("k.cu", SOURCES["commented_kernel"], is_device_source=False, is_header=True)
+    assert re.sub(" +\n", "\n", text) == SOURCES["commented_kernel_for_the_emulator"]
 
 
 def output_of(program: Path, kernel: str) -> str:

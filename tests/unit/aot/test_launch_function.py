@@ -13,6 +13,7 @@ from kernel_builder import toml_file
 from kernel_format.errors import ConfigError
 from tests.support.places import SOURCES
 
+LOADED = "which stores through a pointer that is not computed of its arguments"
 MISTAKES = toml_file.read(Path(__file__).with_name("mistakes.toml"))
 KERNEL = SOURCES["launched_kernel"]
 
@@ -54,13 +55,20 @@ def test_the_function_has_parameters_of_schemas(tmp_path, function, message):
 @pytest.mark.parametrize(
     ("body", "schema"),
     [
-        ("tl.store(pointer=x + 1, value=1)", "(Tensor(a!) x, Tensor y) -> ()"),
-        ("p: tl.tensor = x + 1; tl.store(p, 1)", "(Tensor(a!) x, Tensor y) -> ()"),
-        ("tl.load((p := x + 1)); tl.store(p, 1)", "(Tensor(a!) x, Tensor y) -> ()"),
-        ("for p in (x, x + 1): tl.store(p, 1)", "(Tensor(a!) x, Tensor y) -> ()"),
-        ("d = tl.make_tensor_descriptor(base=x); d.store(offsets=[0], value=1)", "(Tensor(a!) x, Tensor y) -> ()"),
-        ("count(*(1, x))", "(Tensor(a!) x, Tensor y) -> ()"),
-        ("tl.store(y, rsqrt(tl.load(y).to(x.dtype.element_ty)))", "(Tensor x, Tensor(a!) y) -> ()"),
+        ("tl.store(pointer=x + 1, value=1)", "(Tensor(a!) x, Tensor y, int n) -> ()"),
+        ("p: tl.tensor = x + 1; tl.store(p, 1)", "(Tensor(a!) x, Tensor y, int n) -> ()"),
+        ("tl.load((p := x + 1)); tl.store(p, 1)", "(Tensor(a!) x, Tensor y, int n) -> ()"),
+        ("for p in (x, x + 1): tl.store(p, 1)", "(Tensor(a!) x, Tensor y, int n) -> ()"),
+        ("d = tl.make_tensor_descriptor(x); d.store(offsets=[0], value=1)", "(Tensor(a!) x, Tensor y, int n) -> ()"),
+        ("count(*(1, x))", "(Tensor(a!) x, Tensor y, int n) -> ()"),
+        ("tl.store(y, rsqrt(tl.load(y).to(x.dtype.element_ty)))", "(Tensor x, Tensor(a!) y, int n) -> ()"),
+        ("tl.store(x + tl.load(y), 1)", "(Tensor(a!) x, Tensor y, int n) -> ()"),
+        ("tl.store(tl.load(x).to(y.dtype) + tl.arange(0, N), 1)", LOADED),
+        ("p = tl.load(x); p += n; tl.store(p, 1); tl.store(y, 1)", LOADED),
+        ("tl.atomic_add(pointer=tl.cast(n, y.dtype), val=1)", LOADED),
+        ("count(1, loaded(x))", LOADED),
+        ("tl.device_assert(tl.load(tl.load(x)) > 0)", "(Tensor x, Tensor y, int n) -> ()"),
+        ("tl.store(z, 1) if z else None", "(Tensor x, Tensor y, int n) -> ()"),
         ("write_tile(x + 1, y.dtype)", "through x by functions of other modules: write_tile"),
         ("helpers.store_tile(1, x)", "through x by functions of other modules: helpers.store_tile"),
         ("tl.inline_asm_elementwise('st', args=[x])", "through x by functions of other modules: tl.inline_asm_element"),
@@ -69,13 +77,16 @@ def test_the_function_has_parameters_of_schemas(tmp_path, function, message):
 def test_no_store_is_overlooked(tmp_path, body, schema):
     """Torch may remove calls of an op that mutates nothing, and a function of another module may store."""
     source = (
-        f"@triton.jit\ndef k(x, y):\n    {body}\ndef launch(x: torch.Tensor, y: torch.Tensor):\n    k[(1,)](x, y)\n"
+        f"@triton.jit\ndef k(x, y, n, z, N: tl.constexpr):\n    {body}\n"
+        "def launch(x: torch.Tensor, y: torch.Tensor, n: int):\n    k[(1,)](x, y, n, None, 4)\n"
     )
     with nullcontext() if "->" in schema else pytest.raises(ConfigError, match=schema):
         assert read(tmp_path, source)["schema"] == schema
     assert read_launch_function(tmp_path / "kernels.py", "launch", {"schema": schema})["arguments"]
 
 
+P = ", ".join(f"p{number}" for number in range(12))
+WIDE = "".join(f"def f{n}({P}):\n    f{n + 1}({P})\n    f{n + 1}({P.replace('p0', f'p0 + p{n}')})\n" for n in range(12))
 CALLS = "\n@triton.jit\ndef f{0}(x_ptr):\n    f{1}(x_ptr)\n    f{1}(x_ptr)\n"
 
 
@@ -86,6 +97,7 @@ CALLS = "\n@triton.jit\ndef f{0}(x_ptr):\n    f{1}(x_ptr)\n    f{1}(x_ptr)\n"
         ("".join(CALLS.format(number, number + 1) for number in range(40)) + "def f40(x_ptr): pass", None),
         (CALLS.format(0, 1) + CALLS.format(1, 0), None),
         ("".join(CALLS.format(number, number + 1) for number in range(2000)), "is too complex"),
+        (f"{WIDE}def f12({P}): tl.store(p0, 1)", "stores through more than 1000 pointers"),
         (f"N = {'1+' * 20_000}1", "is not Python"),
         (f"def op(x: torch.Tensor, n: int = 0x{'f' * 6000}) -> None:\n    f0[(1,)](x)\n", "is too complex"),
     ],

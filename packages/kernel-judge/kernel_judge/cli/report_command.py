@@ -16,7 +16,7 @@ from kernel_judge.leaderboard.result import judge_again as judge_again_best
 from kernel_judge.leaderboard.result import read_results
 from kernel_judge.search.run_report import attempt_lines, make_report, summary_lines
 
-_DIRECTORY = click.Path(file_okay=False, path_type=Path)
+_DIRECTORY = click.Path(file_okay=False, resolve_path=True, path_type=Path)
 _EXISTING = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
@@ -33,7 +33,7 @@ _EXISTING = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option(
     "--leaderboard", type=_EXISTING, metavar="DIR", help="Rank the results DIR/*.json of `judge` in place of searches."
 )
-@click.option("--out", type=_DIRECTORY, metavar="SITE", help="Write a static page with tables, rooflines and code.")
+@click.option("--out", type=_DIRECTORY, metavar="SITE", help="Write a static page, in place of an earlier page only.")
 @click.option(
     "--signer",
     "signers",

@@ -14,10 +14,10 @@ import torch
 
 from kernel_builder.api import build_for_device, in_work_tree, require_built
 from kernel_format.errors import ConfigError, KernelBuilderError
-from kernel_format.files import temporary_directory
+from kernel_format.files import temporary_directory, write_files
 from kernel_judge.judge.candidate_files import candidate_digest, copy_candidate, files_of
 from kernel_tasks import Files, Task
-from kernel_tasks.task import CANDIDATE, write_files
+from kernel_tasks.task import CANDIDATE
 
 MODEL = "ModelNew"
 _DEFINITION = re.compile(rf"^(class\s+{MODEL}\b|{MODEL}\s*=[^=])", re.MULTILINE)
@@ -45,7 +45,7 @@ class Candidate:
         With `is_built`, the packages in the project's `build/` are taken instead of building.
         """
         if self.files:
-            write_files(self.files, directory)
+            write_files(directory, self.files)
             return directory / CANDIDATE
         if not self.is_project:
             return Path(shutil.copy(self.file, directory))

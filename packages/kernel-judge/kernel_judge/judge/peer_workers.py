@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from kernel_format.errors import MeasureError
+from kernel_format.files import write_files
 from kernel_judge.judge.evaluation import synchronize
 from kernel_judge.judge.reference import Reference
 from kernel_judge.judge.result_checks import fill, reserve
 from kernel_judge.judge.verdict import Notify
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 from kernel_tasks import Task
-from kernel_tasks.task import PROBLEM, write_files
+from kernel_tasks.task import PROBLEM
 
 EAGER, COMPILE = "eager", "compile"
 COMPILED = (COMPILE, "max-autotune")
@@ -42,7 +43,7 @@ class PeerWorkers(ExitStack):
         with ExitStack() as opened:
             for mode in dict.fromkeys([EAGER, *modes] if modes else []):
                 worker = self.workers[mode] = opened.enter_context(make())
-                write_files(task.model_files(references[0].sizes), worker.scratch)
+                write_files(worker.scratch, task.model_files(references[0].sizes))
                 worker.start("open", worker.inputs.handle, worker.outputs.handle)
                 worker.start("load", str(worker.scratch / PROBLEM), "Model")
                 for number, reference in enumerate(references):

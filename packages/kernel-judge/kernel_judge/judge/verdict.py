@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from kernel_format.errors import ConfigError
-
 Notify = Callable[[str], None]
 """Receives messages about the course of long work."""
 
@@ -91,14 +89,6 @@ class Verdict:
     def to_json(self) -> str:
         """Return one JSON object on one line."""
         return json.dumps(self.as_dict())
-
-    @staticmethod
-    def from_json(text: str) -> Verdict:
-        """Read the result of `to_json`."""
-        try:
-            return Verdict.from_dict(json.loads(text))
-        except ValueError as error:
-            raise ConfigError(f"is not a verdict of `kernel-builder judge --json`: {error}", where=text[:80]) from error
 
     @staticmethod
     def from_dict(values: Any) -> Verdict:

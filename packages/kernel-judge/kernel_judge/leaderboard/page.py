@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import html
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernel_format.files import replaced_directory
+from kernel_format.errors import ConfigError
+from kernel_format.files import replaced_directory, write_files
 from kernel_judge.leaderboard.result import INVALID, UNSIGNED, Result, ranked, read_file, texts_of
 from kernel_judge.leaderboard.roofline import roofline
 from kernel_judge.search.run_report import RunReport
@@ -29,31 +31,39 @@ code,h1,h2,p,summary,td{overflow-wrap:anywhere}.bad{color:#b91c1c}.small{color:#
 @media(max-width:50rem){th{display:none}td:nth-child(n){display:flex;gap:1rem;justify-content:space-between;white-space:normal}
 td::before{content:attr(title);color:#57534e}td:first-child{border-top:2px solid #1c1917}}
 """
+_MARK = '<meta name="generator" content="kernel-builder report">'
+_WRITTEN = re.compile(r"index\.html|results(/[0-9a-f]{16}\.json)?")  # the paths of a page's files
 _COLUMNS = ("rank", "candidate", "times eager (interval)", "times compile", "share of limit", "SOL score", "signature")
 
 
 def write_site(results: Sequence[Result], target: Path, title: str, *, only_valid: bool = False) -> None:
-    """Replace a directory by `index.html` and the results' files, from which anyone can rebuild it.
+    """Write `index.html` and the results' files, from which anyone can rebuild it, in place of an earlier page.
 
     Args:
         only_valid: Rank only results with a valid signature.
+
+    Raises:
+        ConfigError: If the directory has other files.
     """
+    is_site = (target / "index.html").is_file() and _MARK in (target / "index.html").read_text("utf-8", "replace")
+    for path in target.rglob("*"):
+        if not (is_site and _WRITTEN.fullmatch(path.relative_to(target).as_posix())):
+            hint = "name a new or empty directory with --out, or move the file"
+            raise ConfigError(f"has other files than a page's, such as {path.name}", where=str(target), hint=hint)
     results = sorted(results, key=lambda result: result.content)
     groups = ranked(results, only_valid=only_valid)
     placed = {id(result) for group in groups.values() for result in group}
     parts = [_group(task, device, group) for (task, _, device), group in groups.items()]
     if others := [result for result in results if id(result) not in placed]:
         parts.append(f"<h2>Not ranked</h2>{''.join(_details(result, None) for result in others)}")
+    page = f'<!doctype html><html lang="en"><head><meta charset="utf-8">{_MARK}<title>{_text(title)}</title>'
+    page += '<meta name="viewport" content="width=device-width,initial-scale=1">'
+    page += f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><style>{_STYLE}</style></head>'
+    page += f"<body><h1>{_text(title)}</h1>{''.join(parts) or '<p>There are no results.</p>'}</body></html>\n"
+    files = {f"results/{hashlib.sha256(result.content).hexdigest()[:16]}.json": result.content for result in results}
     with replaced_directory(target) as directory:
-        page = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{_text(title)}</title>'
-        page += '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        page += f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><style>{_STYLE}</style></head>'
-        body = "".join(parts) or "<p>There are no results.</p>"
-        (directory / "index.html").write_text(f"{page}<body><h1>{_text(title)}</h1>{body}</body></html>\n", "utf-8")
         (directory / "results").mkdir()
-        for result in results:
-            name = hashlib.sha256(result.content).hexdigest()[:16]
-            (directory / "results" / f"{name}.json").write_bytes(result.content)
+        write_files(directory, {"index.html": page, **files})
 
 
 def _group(task: str, device: str, group: Sequence[Result]) -> str:

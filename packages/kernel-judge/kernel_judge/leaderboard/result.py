@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernel_format.errors import ConfigError
-from kernel_format.files import temporary_directory
+from kernel_format.files import temporary_directory, write_files
 from kernel_format.signatures import PrivateKey, Signers, is_signed_by, key_bundle
 from kernel_format.untrusted_paths import checked_tree
 from kernel_judge.judge.candidate import frozen
@@ -57,10 +57,7 @@ class Result:
         files = self.files.get(part)
         if not files:
             raise ConfigError(f"has no {part}", where=self.candidate, hint="write results with `judge --sign KEY`")
-        for name, text in files.items():
-            file = directory / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(text.encode())
+        write_files(directory, files)
         names = {name.partition("/")[0] for name in files}
         return min((directory / name for name in names), key=lambda path: path.suffix == ".toml")
 

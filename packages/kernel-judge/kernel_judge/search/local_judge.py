@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from kernel_format.cache_directory import default_cache
-from kernel_format.errors import ConfigError, ToolchainError
+from kernel_format.errors import ToolchainError
 from kernel_judge.judge.verdict import EXIT_STATUS, NOT_JUDGED, Verdict
 from kernel_judge.search.limited_process import end_guard, guard
 from kernel_sandbox.programs import python_module, root_directory, run_program
@@ -107,8 +107,8 @@ class LocalJudge:
         finally:
             end_guard(process)
         if process.returncode in EXIT_STATUS.values():
-            with suppress(ConfigError):
-                verdict = Verdict.from_json(printed)
+            with suppress(ValueError):
+                verdict = Verdict.from_dict(json.loads(printed))
                 return (None, f"not judged: {verdict.reason}") if verdict.verdict == NOT_JUDGED else (verdict, None)
         return None, f"there is no verdict (exit status {process.returncode}): {_error(printed, errors)}"
 

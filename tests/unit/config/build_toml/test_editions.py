@@ -110,6 +110,7 @@ FORMS = [
     'kernel.c.backend = "cpu"\nkernel.c.depends = []\nkernel.c.src = []\ntorch = {}\n',
     'general = { name = "a-b", backends = ["cpu"], license = "mit" }\n[torch]\n'
     '[kernel]\nc = { depends = [], src = [], "backend" = """cpu""" }\n',
+    '[torch]\n[general]\nbackends = ["cpu"]\nlicense = "mit"\nname = "a-b"',  # without an end of line
 ]
 
 

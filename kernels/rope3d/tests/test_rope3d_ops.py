@@ -1,1 +1,0 @@
-../../kit/tests/op_tests.py
