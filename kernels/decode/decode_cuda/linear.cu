@@ -36,11 +36,11 @@ constexpr int kTile = 16;  // rows of weights per block: of one layer, or eight 
 
 // The layers of a call. Blocks are numbered over the tiles of all.
 struct Layers : Linear {
-  int first_block[kMostWeights];  // of each layer; that of an absent one is the number of blocks
-  int64_t first_output[kMostWeights];
-  bool constant_weights;
-  int tiles;
-  bool prefetches;  // weights that are not constant
+  int first_block[kMostWeights]{};  // of each layer; that of an absent one is the number of blocks
+  int64_t first_output[kMostWeights]{};
+  bool constant_weights = false;
+  int tiles = 0;
+  bool prefetches = false;  // weights that are not constant
 };
 
 // One of several weights. clang would choose between their addresses, and put them into local memory.
