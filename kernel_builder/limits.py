@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import resource
 import signal
 from collections.abc import Callable
@@ -21,7 +22,7 @@ def within_limits(
     """Return the result of `read`, which a child process computes within limits for a number of packages.
 
     Raises:
-        refusal: If it needs more CPU time or memory.
+        refusal: If it needs more CPU time or memory, or ends the process.
     """
     context = get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
@@ -30,15 +31,19 @@ def within_limits(
     sender.close()
     try:
         result, error = receiver.recv()
-    except EOFError:  # killed
-        error = MemoryError()
+    except EOFError:
+        error = EOFError()
     process.join()
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or process.exitcode in (-signal.SIGKILL, -signal.SIGXCPU):
         raise refusal(
             f"reading it takes more than {_SECONDS * packages} s of CPU time or 4 GB of memory",
             where=where,
             hint="do not use it; ask its publisher for simpler Python files, smaller binaries and shorter lists",
         )
+    if process.exitcode:
+        ended = f"exit status {process.exitcode}" if process.exitcode > 0 else signal.Signals(-process.exitcode).name
+        hint = "run the command again; if the process ends again, do not use it"
+        raise refusal(f"the process that reads it ended with {ended}", where=where, hint=hint)
     if error:
         raise error
     return result  # type: ignore[no-any-return]
@@ -51,4 +56,8 @@ def _send(read: Callable[[], Result], sender: Connection, seconds: int) -> None:
     try:
         sender.send((read(), None))
     except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            error = RuntimeError(f"{type(error).__name__}: {error}")
         sender.send((None, error))

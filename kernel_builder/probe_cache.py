@@ -47,12 +47,14 @@ class ProbeCache:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def recall(self, topic: str, paths: Iterable[Path], find_out: Callable[[], Any]) -> Any:
-        """Return the last result of `find_out` for these files, or call it now."""
+    def recall(self, topic: str, paths: Iterable[Path], find_out: Callable[[], Any], *keys: str) -> Any:
+        """Return the last result of `find_out` for these files, if it has these keys, or call it now."""
         key = hashlib.sha256(f"{topic}\0{signature(paths)}".encode()).hexdigest()
         kept = self._directory / key
-        with suppress(OSError, ValueError):
-            return json.loads(kept.read_text())
+        with suppress(OSError, ValueError, TypeError):
+            value = json.loads(kept.read_text())
+            if all(key in value for key in keys):
+                return value
         value = find_out()
         with suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True)

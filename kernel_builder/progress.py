@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol, TextIO
+from typing import Any, Literal, TextIO
 
 Unit = Literal["steps", "bytes"]
 
@@ -36,12 +36,15 @@ class PrintableStream:
     def write(self, text: str) -> int:
         return self._stream.write(printable(text))
 
+    def writelines(self, lines: Iterable[str]) -> None:
+        self.write("".join(lines))
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-class Progress(Protocol):
-    """Receives progress reports. Calls are frequent and must be cheap."""
+class Progress:
+    """Receives progress reports and shows nothing. Calls are frequent and must be cheap."""
 
     def advance(self, task: str, done: int, total: int, *, unit: Unit = "steps", detail: str = "") -> None:
         """Report that `done` of `total` units of a task are complete."""
@@ -50,17 +53,7 @@ class Progress(Protocol):
         """Report one message."""
 
 
-class Silent:
-    """Shows nothing."""
-
-    def advance(self, task: str, done: int, total: int, *, unit: Unit = "steps", detail: str = "") -> None:
-        pass
-
-    def say(self, message: str) -> None:
-        pass
-
-
-class Lines:
+class Lines(Progress):
     """One line for each step, and for bytes one every few seconds; on a terminal, a line that each report replaces.
 
     Args:

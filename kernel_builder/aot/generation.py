@@ -40,7 +40,7 @@ from kernel_builder.config.project import Backend, Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.toml_schema import TomlPlace
 from kernel_builder.config.variant import this_platform
-from kernel_builder.progress import Silent
+from kernel_builder.progress import Progress
 from kernel_builder.steps import confinement
 from kernel_builder.steps.cache import KEEP_SECONDS
 from kernel_builder.steps.confinement import SandboxMode
@@ -91,7 +91,7 @@ def generate(
         if name != _digest(project, archs, toolchains, compiler_component(tables)):
             raise BuildError("files changed while they were compiled", where=str(project.root), hint="build again")
 
-    store = Store(toolchains.cache / "generated", Silent())
+    store = Store(toolchains.cache / "generated", Progress())
     root = store.obtain(
         name, f"kernels of {project.name} compiled by {language.title}", lambda _, directory: fill(directory)
     )

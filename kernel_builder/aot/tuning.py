@@ -100,11 +100,8 @@ def rows(launches: Sequence[Launch], present: Sequence[Row], passed: Mapping[str
         fitting = [launch for launch in launches if fixed.items() <= launch.arguments.items()]
         if not fitting:
             values = ", ".join(f"{name} = {value}" for name, value in fixed.items())
-            raise ConfigError(
-                f"no workload launches the kernel with {values}",
-                where=where,
-                hint="add a shape to benchmarks/benchmark.py, or remove the row",
-            )
+            hint = "add a shape to benchmarks/benchmark.py, or remove the row"
+            raise ConfigError(f"no workload launches the kernel with {values}", where=where, hint=hint)
         # Rows need the values that the launch function passes on unchanged, without a condition.
         computed = {name: value for name, value in fixed.items() if not is_plain(passed[name])}
         result += _decisions(fitting, fixed, [f"({passed[name]}) == {value}" for name, value in computed.items()])

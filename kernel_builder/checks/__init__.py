@@ -1,6 +1,6 @@
 """Check built packages; every finding names a file and the repair.
 
-    report = checks.run(Path("kernels/rmsnorm/build/torch-stable-abi210-cpu-x86_64-linux"))
+    reports = checks.run_all([Path("kernels/rmsnorm/build/torch-stable-abi210-cpu-x86_64-linux")])
 
 A check is a function from a package, or from a package and one of its binaries, to findings. Its reference is data.
 """
@@ -84,14 +84,6 @@ def read(directory: Path) -> CheckedPackage:
     return CheckedPackage(directory, Variant.find(directory.name), PackageMetadata.read(directory))
 
 
-def run(package_dir: Path, *, only: Sequence[str] | None = None, load: bool = True) -> CheckReport:
-    """Run all checks, or those named in `only`, on the package in `package_dir`.
-
-    `load=False` leaves out the check that imports the package: it takes seconds, the others take milliseconds.
-    """
-    return next(run_all([package_dir], only=only, load=load))
-
-
 def run_all(
     packages: Sequence[Path],
     *,
@@ -104,7 +96,7 @@ def run_all(
     progress: Progress | None = None,
     others: Mapping[str, Sequence[Path]] = MappingProxyType({}),
 ) -> Iterator[CheckReport]:
-    """Yield the report of each package, in order. This is faster than one `run` after the other.
+    """Yield the report of each package, in order. One process loads all of them.
 
     Args:
         packages: Directories of packages, for example all of one project.

@@ -31,7 +31,7 @@ from kernel_builder.hub.packages import HubPackage
 from kernel_builder.hub.publication import API_CHANGE, LARGE_FILE, UNTESTED, BranchResult, Published, PublishRequest
 from kernel_builder.hub.publish import publish
 from kernel_builder.plural import counted
-from kernel_builder.progress import Lines, Silent
+from kernel_builder.progress import Lines, Progress
 from kernel_builder.toolchain import Toolchains
 from kernel_builder.wheel import write_wheels
 from kernel_format.files import write_atomically
@@ -153,7 +153,7 @@ def _upload(
             raise summary.error if silent else SystemExit(summary.error.exit_code)
     if silent:
         disable_progress_bars()
-    published = publish(request, Silent() if quiet else Lines(sys.stderr))
+    published = publish(request, Progress() if quiet else Lines(sys.stderr))
     if output_json and output_json != Path():
         write_atomically(output_json, json.dumps(published.as_public_summary(), indent=2) + "\n")
     if as_json:
@@ -232,7 +232,7 @@ def wheel(directory: Path, as_json: bool, **options: Any) -> None:
     kernel-builder wheel kernels/rmsnorm --version 1.3
     pip install --no-deps kernels/rmsnorm/dist/rmsnorm-1.3-py3-none-manylinux_2_28_x86_64.whl
     """
-    written = write_wheels(directory, Silent() if as_json else Lines(sys.stderr), **options)
+    written = write_wheels(directory, Progress() if as_json else Lines(sys.stderr), **options)
     if as_json:
         click.echo(json.dumps({"wheels": [archive.as_dict() for archive in written]}, indent=2))
     else:

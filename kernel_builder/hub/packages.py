@@ -63,7 +63,7 @@ class HubPackage:
     @cached_property
     def digest_differences(self) -> tuple[str, ...]:
         """The differences between the files and the digest in the metadata, or the reason why they are not known."""
-        report = checks.run(self.directory, only=("digest",))
+        report = next(checks.run_all([self.directory], only=("digest",)))
         return tuple(f"{f.path} {f.message}" for f in report.findings) or tuple(report.skipped.values())
 
     @cached_property

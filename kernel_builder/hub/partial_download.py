@@ -18,6 +18,7 @@ from threading import Lock
 from kernel_builder import backends, elf, toml_file
 from kernel_builder.hub.content import RemoteFile
 from kernel_builder.hub.remote_repository import RemoteRepository
+from kernel_builder.limits import within_limits
 from kernel_format.errors import HubError, VerificationError
 from kernel_format.metadata import TEXT_BYTES
 from kernel_format.untrusted_paths import UnsafePath, checked_text
@@ -28,7 +29,7 @@ _BLOCK = 2 << 10  # bytes; a header of device code is smaller
 _GAP = 16 << 10  # bytes between two sections that are downloaded together
 SMALL = 256 << 10  # bytes of a file that is downloaded whole
 _LARGE = 1 << 20  # bytes of a section of constants that is left out, and the most of a file that is read as text
-_LARGEST_PART = 512 << 20  # bytes of a file that are read at once: for ROCm, all device code
+_LARGEST_PART = 64 << 20  # bytes of a file that are read at once
 _SECTIONS = re.compile(r"\.(dynamic|dynsym|dynstr|gnu\.version(_r|_d)?|comment|shstrtab|rodata.*)")
 _HEADER = struct.Struct("<40xQ10xHHH")  # Elf64_Ehdr: offset, size, number of section headers, index of their names
 _NAMES = struct.Struct("<24xQQ24x")  # Elf64_Shdr: ..., offset, size, ...
@@ -92,7 +93,7 @@ class PartialFile:
 
 
 def download(repository: RemoteRepository, revision: str, files: Mapping[str, RemoteFile], directory: Path) -> int:
-    """Write copies of files to a directory, of binaries only the parts that static checks read.
+    """Write copies of files to a directory, of binaries only the parts that static checks read, within limits.
 
     Large files of other kinds have no content. Equal files are downloaded once.
 
@@ -119,8 +120,12 @@ def download(repository: RemoteRepository, revision: str, files: Mapping[str, Re
             (directory / other).hardlink_to(first)
         return file.received
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return sum(pool.map(fetch, by_content.values()))
+    def fetch_all() -> int:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return sum(pool.map(fetch, by_content.values()))
+
+    packages = {path.split("/")[1] for path in files}
+    return within_limits(fetch_all, repository.at(revision), max(len(packages), 1))
 
 
 def _read_binary(file: PartialFile, copy: Path) -> None:

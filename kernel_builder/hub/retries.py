@@ -36,6 +36,7 @@ class RateLimited(RefusedForNow):
         self.wait = int(asked[1]) if asked else math.inf
         hint = f"wait {f'{asked[1]} seconds' if asked else 'a minute'}, and run the same command again"
         super().__init__(message, where=where, hint=hint)
+        self.args = message, where, dict(headers)  # for other processes
 
 
 def repeated(error: type[RefusedForNow]) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:

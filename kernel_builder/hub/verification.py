@@ -19,7 +19,7 @@ from kernel_builder.hub.packages import HubPackage
 from kernel_builder.hub.partial_download import package_files
 from kernel_builder.hub.remote_repository import MAX_BYTES, RemoteRepository
 from kernel_builder.plural import counted
-from kernel_builder.progress import Progress, Silent
+from kernel_builder.progress import Progress
 from kernel_builder.steps import buildable
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import HubError, KernelBuilderError, VerificationError
@@ -138,7 +138,7 @@ def verify(
             result = _verify_one(kernel, trusted, require_signature, endpoint, temporary, int(max_size * 1e9))
             if source is not None and kernel == name:
                 owner, published = result.repo_id.partition("/")[0], temporary / "build"
-                verdicts = _rebuild(result.variants, published, source, owner, temporary, progress or Silent())
+                verdicts = _rebuild(result.variants, published, source, owner, temporary, progress or Progress())
                 result = replace(result, variants=tuple(verdicts))
         results[kernel] = result
         found += dict.fromkeys(load for verdict in result.variants for load in verdict.loads if load not in found)

@@ -95,9 +95,6 @@ def poisoned(device: str, sizes: Iterable[int] = ()) -> Iterator[None]:
         yield
         return
     libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt"):  # musl
-        yield
-        return
     try:
         libc.mallopt(_M_PERTURB, POISON ^ 0xFF)  # glibc fills with the complement
         yield

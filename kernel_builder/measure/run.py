@@ -24,14 +24,14 @@ from kernel_builder.measure.case import Case, Function, measure, measure_host, t
 from kernel_builder.measure.results import COMPILE, COPY, EAGER, OURS, BenchmarkReport, HostOverhead, Point, Row
 from kernel_builder.measure.timing import clock
 from kernel_builder.measure.workloads import load, make
-from kernel_builder.progress import Progress, Silent
+from kernel_builder.progress import Progress
 from kernel_builder.version import first_line, installed
 from kernel_format.errors import ConfigError, VariantError
 
 # The directory of the naive kernel in a project, and its name as a peer: it has no backward pass.
 NAIVE = "naive"
 _PACKAGES = ("torch", "kernels", "triton", "liger-kernel", "quack-kernels")
-_SILENT = Silent()
+_SILENT = Progress()
 # The implementations of an operation: the naive kernel's package, a peer's function, or None for eager and compile.
 Peers = Mapping[str, Any]
 

@@ -66,11 +66,8 @@ def check_replaced(destination: Path, names: Iterable[str], kernel: str | None =
     for name in names:
         place = destination / name
         if os.path.lexists(place) and not _is_package(place):
-            raise PackageError(
-                "is not a package, and the new package would replace it",
-                where=str(place),
-                hint="move or remove it, or choose another destination with --out",
-            )
+            hint = "move or remove it, or choose another destination with --out"
+            raise PackageError("is not a package, and the new package would replace it", where=str(place), hint=hint)
         metadata = PackageMetadata.read(place) if kernel else None
         if metadata and metadata.name not in {None, kernel}:
             raise PackageError(

@@ -27,7 +27,7 @@ from kernel_builder.package.swap import check_replaced, publish, staging
 from kernel_builder.pipeline.selection import BuildRequest, Selection, dependencies, select
 from kernel_builder.pipeline.summary import BuildSummary, BuiltPackage, FailedVariant
 from kernel_builder.plural import counted
-from kernel_builder.progress import Progress, Silent
+from kernel_builder.progress import Progress
 from kernel_builder.steps import confinement, ninja_run, provenance, recorded_sources
 from kernel_builder.steps.cache import output_path
 from kernel_builder.steps.graph import Graph, Outcome, PlannedVariant
@@ -68,7 +68,7 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
     of a project in one step. Where a variant fails, the package of an earlier build stays.
     """
     started = time.monotonic()
-    progress, cache = progress or Silent(), toolchains.cache
+    progress, cache = progress or Progress(), toolchains.cache
     checks.require_allowable(request.allow)
     selected = select(request, toolchains)
     projects = [selection.project for selection in selected.selections]

@@ -1,1 +1,1 @@
-"""Porting: a `setup.py` of `torch.utils.cpp_extension` -> a first `build.toml`. The `setup.py` is read, never run."""
+"""Porting: a `setup.py` of `torch.utils.cpp_extension` -> a first `build.toml`. The `setup.py` runs in a sandbox."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import ninja
 from ninja import ninja_syntax
 
-from kernel_builder.progress import Progress, Silent
+from kernel_builder.progress import Progress
 from kernel_builder.steps.cache import check_path, missing, output_path, prune, put
 from kernel_builder.steps.confinement import Confinement
 from kernel_builder.steps.failures import check_symbols, failure
@@ -76,7 +76,7 @@ def run(
         check_path(cache)
         (cache / "work").mkdir(parents=True, exist_ok=True)
         with temporary_directory(cache / "work") as work:
-            running = _Run(graph, cache, work, jobs, progress or Silent(), idle)
+            running = _Run(graph, cache, work, jobs, progress or Progress(), idle)
             running.all(compiles, binaries, confinement or Confinement())
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     prune(cache)

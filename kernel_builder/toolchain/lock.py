@@ -129,11 +129,8 @@ def loads(text: str, where: str) -> Lock:
             for name, entry in data["components"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ToolchainError(
-            f"is not a toolchain lock: {error!r}",
-            where=where,
-            hint="`kernel-builder toolchain update DIR` writes that of a checkout",
-        ) from error
+        hint = "`kernel-builder toolchain update DIR` writes that of a checkout"
+        raise ToolchainError(f"is not a toolchain lock: {error!r}", where=where, hint=hint) from error
 
 
 def dumps(lock: Lock) -> str:

@@ -25,9 +25,10 @@ from typing import NamedTuple
 
 from kernel_builder.progress import Progress
 from kernel_format.errors import StoreError
-from kernel_format.files import file_digest, locked, writing
+from kernel_format.files import InUse, file_digest, give_up, locked, writing
 
 _MANIFEST = "manifest.json"
+_CLEAN = "run `kernel-builder toolchain clean`; the next build downloads the toolchains again"
 _TITLE, _REMEDY = "the toolchain store", "fix its permissions, run `kernel-builder toolchain clean`"
 
 
@@ -36,14 +37,6 @@ class StoredTree(NamedTuple):
 
     title: str
     bytes: int
-
-
-class _InUse(Exception):
-    """Another process holds the lock."""
-
-
-def _give_up() -> None:
-    raise _InUse
 
 
 class Store:
@@ -65,11 +58,7 @@ class Store:
             return None
         if name not in self._checked:
             for path, problem in self.damages(name, newer_only=True):
-                raise StoreError(
-                    f"a file of the toolchain store {problem}",
-                    where=str(path),
-                    hint="run `kernel-builder toolchain clean`; the next build downloads the toolchains again",
-                )
+                raise StoreError(f"a file of the toolchain store {problem}", where=str(path), hint=_CLEAN)
             self._checked.add(name)
         return home / "tree"
 
@@ -111,9 +100,13 @@ class Store:
         """Return name -> complete tree, sorted by name."""
         stored = {}
         for path in sorted(self.root.glob(f"trees/[!.]*/{_MANIFEST}")):
-            manifest = json.loads(path.read_text())
-            size = sum(size for _, size in manifest["files"].values())
-            stored[path.parent.name] = StoredTree(manifest["title"], size)
+            try:
+                manifest = json.loads(path.read_text())
+                size = sum(size for _, size in manifest["files"].values())
+                stored[path.parent.name] = StoredTree(manifest["title"], size)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                problem = f"a file of the toolchain store cannot be read: {error!r}"
+                raise StoreError(problem, where=str(path), hint=_CLEAN) from error
         return stored
 
     def damages(self, name: str, *, newer_only: bool = False) -> Iterator[tuple[Path, str]]:
@@ -153,7 +146,7 @@ class Store:
             for path in [*self.root.glob("trees/*"), *self.root.glob("scratch/*"), *self.root.glob("probes")]:
                 name = path.name.removeprefix(".").removesuffix(".new")
                 (self.root / "locks").mkdir(exist_ok=True)
-                with suppress(_InUse), locked(self.root / "locks" / name, waiting=_give_up):
+                with suppress(InUse), locked(self.root / "locks" / name, waiting=give_up):
                     if not path.exists() or path.stat().st_mtime >= before:
                         continue
                     freed += sum((path / file).stat().st_size for file in _files(path))

@@ -13,7 +13,7 @@ from kernel_builder.backends.tools import ComponentFiles, CudaCompiler, HeaderLi
 from kernel_builder.config import matrix
 from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.probe_cache import ProbeCache
-from kernel_builder.progress import Progress, Silent
+from kernel_builder.progress import Progress
 from kernel_builder.toolchain import archives, host_compiler, lock, stub_libraries
 from kernel_builder.toolchain import dependencies as header_libraries
 from kernel_builder.toolchain.components import torch_headers
@@ -63,7 +63,7 @@ class Toolchains:
         cuda_compiler: CudaCompiler | None = None,
     ) -> None:
         self.cache = cache or default_cache()
-        self._progress = progress or Silent()
+        self._progress = progress or Progress()
         # Symbolic links are resolved: two names of one compiler are one compiler.
         self.store_root = (self.cache / "toolchains").resolve()
         self.store = Store(self.store_root, self._progress)

@@ -21,9 +21,7 @@ import atheris
 import requests
 
 with atheris.instrument_imports(include=["kernel_builder", "kernel_format", "kernel_hub", "elftools", "yaml"]):
-    from kernel_builder import elf
-    from kernel_builder.backends import reading
-    from kernel_builder.backends.cuda import fatbin
+    from kernel_builder import backends, elf
     from kernel_builder.toolchain import archives, resolve
     from kernel_builder.toolchain.components import ComponentFile
     from kernel_builder.toolchain.index import Index
@@ -43,8 +41,8 @@ KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 def fuzz_elf(data: bytes) -> None:
     """Read an ELF file as checks and `audit` do."""
     FILE.write_bytes(data)
-    code = partial(fatbin.read, read_at=reading(FILE))
-    for read in (elf.read, elf.defined_symbols, elf.constants, elf.sections, code):
+    code = [partial(each.device_code, read_at=backends.reading(FILE)) for each in backends.every()]
+    for read in (elf.read, elf.defined_symbols, elf.constants, elf.sections, *code):
         try:
             read(FILE)
         except (elf.Unreadable, KernelBuilderError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -32,3 +33,11 @@ def write_program(path: Path, script: str) -> Path:
     write_files(path.parent, {path.name: f"#!/bin/sh\n{script}\n"})
     path.chmod(0o755)
     return path
+
+
+def elf_file(section: str, content: bytes) -> bytes:
+    """Return an ELF file with one section."""
+    names = f"\0.shstrtab\0{section}\0".encode()
+    header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 3, 62, 1, 0, 0, 64, 0, 64, 56, 0, 64, 3, 1)
+    tables = ((0, 0, 0, 0), (1, 3, 256 + len(content), len(names)), (11, 1, 256, len(content)))
+    return header + b"".join(struct.pack("<II16xQQ24x", *table) for table in tables) + content + names

@@ -76,6 +76,8 @@ def _entries(read_at: ReadAt, start: int, end: int) -> Iterator[list[DeviceCode]
                 start += _ALIGNMENT
                 continue
             raise struct.error(f"no container at byte {start}")
+        if header < _CONTAINER.size:
+            raise struct.error(f"the container at byte {start} has a header of {header} bytes")
         position, stop = start + header, start + header + size
         entries: list[DeviceCode] = []
         kernels: tuple[str, ...] = ()  # the same for each architecture, by the rules of CUDA
@@ -86,18 +88,20 @@ def _entries(read_at: ReadAt, start: int, end: int) -> Iterator[list[DeviceCode]
             if kind in (_PTX, _SASS):
                 suffix = "a" if flags & _ARCH_SPECIFIC else "f" if flags & _FAMILY_SPECIFIC else ""
                 if kind == _SASS:
-                    kernels = kernels or _kernels(read_at, position + header)
+                    kernels = kernels or _kernels(read_at, position + header, length)
                 entries.append(DeviceCode(f"{arch // 10}.{arch % 10}{suffix}", kind == _PTX, length, 0))
             position += header + length
         yield [replace(entry, kernels=kernels) for entry in entries]
         start = -(-stop // _ALIGNMENT) * _ALIGNMENT
 
 
-def _kernels(read_at: ReadAt, cubin: int) -> tuple[str, ...]:
+def _kernels(read_at: ReadAt, cubin: int, length: int) -> tuple[str, ...]:
     """Return the kernels that a cubin has sections for; none if it is compressed."""
     magic, sections, names = _CUBIN.unpack(read_at(cubin, _CUBIN.size))
     if magic != b"\x7fELF":
         return ()
     offset, size = _NAMES.unpack(read_at(cubin + sections + names * _NAMES.size, _NAMES.size))
+    if offset + size > length:
+        raise struct.error(f"the names of the cubin at byte {cubin} are outside of it")
     found = re.findall(rb"\0\.text\.(\w+)", read_at(cubin + offset, size))
     return tuple(sorted({name.decode() for name in found}))

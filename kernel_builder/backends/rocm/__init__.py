@@ -36,6 +36,7 @@ _TOOLKIT, _CLANG, _DEVICE_LIBRARIES = token("rocm"), token("clang"), token("rocm
 # The bundles of code objects in a binary.
 _CODE_SECTION = ".hip_fatbin"
 _CODE_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
+_CODE_ALIGNMENT = 4096
 _NUMBER, _ENTRY = struct.Struct("<Q"), struct.Struct("<QQQ")
 # The start of a target's name; the architecture follows.
 _CODE_TARGET = "hipv4-amdgcn-amd-amdhsa--"
@@ -209,27 +210,28 @@ def _code_objects(binary: Path, read_at: ReadAt) -> list[DeviceCode]:
     try:
         return [
             DeviceCode(name.removeprefix(_CODE_TARGET), False, size, source)
-            for source, name, size in _targets(read_at(section.offset, section.size))
+            for source, name, size in _targets(read_at, section.offset, section.offset + section.size)
             if name.startswith(_CODE_TARGET)
         ]
     except (struct.error, ValueError) as error:
         raise elf.Unreadable(f"{binary.name} has a damaged code object: {error!r}") from error
 
 
-def _targets(data: bytes) -> Iterator[tuple[int, str, int]]:
+def _targets(read_at: ReadAt, start: int, stop: int) -> Iterator[tuple[int, str, int]]:
     """Yield the targets and sizes in the bundles of a section, which begin at multiples of the page size."""
-    start, source = data.find(_CODE_MAGIC), 0
-    while start >= 0:
+    source = 0
+    while start < stop and read_at(start, len(_CODE_MAGIC)) == _CODE_MAGIC:
         position = end = start + len(_CODE_MAGIC)
-        (count,) = _NUMBER.unpack_from(data, position)
+        (count,) = _NUMBER.unpack(read_at(position, _NUMBER.size))
         position += _NUMBER.size
         for _ in range(count):
-            offset, size, length = _ENTRY.unpack_from(data, position)
+            offset, size, length = _ENTRY.unpack(read_at(position, _ENTRY.size))
             position += _ENTRY.size
-            yield source, data[position : position + length].decode(), size
+            yield source, read_at(position, length).decode(), size
             position += length
             end = max(end, start + offset + size)
-        start, source = data.find(_CODE_MAGIC, end), source + 1
+        start += -(-(max(position, end) - start) // _CODE_ALIGNMENT) * _CODE_ALIGNMENT
+        source += 1
 
 
 ROCM = _Rocm(

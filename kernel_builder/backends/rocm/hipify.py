@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import ModuleType
 
@@ -53,8 +53,9 @@ def translate(
     contents = {name: (project / name).read_bytes() for name in sorted({source, *files})}
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     topic = json.dumps([_FORM, source, digests, list(include)])
+    translated = partial(_translated, torch_utils, source, contents, include)
     try:
-        return Translation(**kept.recall(topic, (), lambda: _translated(torch_utils, source, contents, include)))
+        return Translation(**kept.recall(topic, (), translated, "source", "files"))
     except Exception as error:  # of a program that is not the builder's
         raise ConfigError(
             f"torch.utils.hipify cannot translate it, or a header that it includes: {type(error).__name__}: {error}",

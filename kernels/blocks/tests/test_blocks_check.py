@@ -4,6 +4,7 @@ import copy
 import json
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -92,6 +93,15 @@ def test_worse_model_is_restored(blocks, replace, forward, reason):
     assert not is_accelerated(model)
     assert not report.replaced and report.left == {("Slow", "the check kept the model as it was"): 1}
     assert reason in str(report)
+
+
+def test_other_models_of_a_pipeline_stay(blocks, replace):
+    replace(inaccurate)
+    pipeline = SimpleNamespace(components={"transformer": norm(), "transformer_2": norm()})
+    blocks.accelerate(pipeline.components["transformer_2"])
+    report = blocks.accelerate(pipeline, check=(torch.randn(4, 16, device=DEVICE),))
+    assert [is_accelerated(model) for model in pipeline.components.values()] == [False, True]
+    assert report.check.kept == "eager" and report.replaced == {("Slow", "RMSNorm"): 1}
 
 
 @pytest.mark.parametrize("forward, kept", [(nn.RMSNorm.forward, "accelerated"), (inaccurate, "eager")])

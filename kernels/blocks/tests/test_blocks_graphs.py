@@ -6,6 +6,7 @@ import pickle
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -114,6 +115,15 @@ def test_refused_arguments(blocks, argument, reason):
     calls = module_of(blocks, "calls")
     with pytest.raises(calls.Refused, match=reason):
         calls.take_apart((), {"x": argument}, torch.device("cpu"), ())
+
+
+def test_a_use_that_fails_is_recorded_for_the_next_stream(blocks, monkeypatch):
+    recorded = []
+    monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=recorded.append))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
+    with pytest.raises(torch.OutOfMemoryError), module_of(blocks, "gpu").Gpu().in_order(None):
+        raise torch.OutOfMemoryError
+    assert recorded == ["stream"]
 
 
 def test_global_settings_are_part_of_the_key(blocks):

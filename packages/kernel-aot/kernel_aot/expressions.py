@@ -16,8 +16,8 @@ from kernel_format.errors import ConfigError
 
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
 DTYPES = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", *_INTEGERS)
-_METHODS = {"size": 1, "stride": 1, "numel": 0, "dim": 0, "element_size": 0}
-_FUNCTIONS = {"cdiv": 2, "next_power_of_2": 1, "min": 2, "max": 2}
+METHODS = {"size": 1, "stride": 1, "numel": 0, "dim": 0, "element_size": 0}
+FUNCTIONS = {"cdiv": 2, "next_power_of_2": 1, "min": 2, "max": 2}
 _INFIX: Mapping[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
 _CALLED: Mapping[type[ast.operator], str] = {ast.FloorDiv: "floor_div", ast.Mod: "modulo"}
 _COMPARED: Mapping[type[ast.cmpop], str] = {
@@ -120,11 +120,11 @@ class _Translator:
                 return f"aot::dtype({self._tensor(tensor)})", "dtype"
             case ast.Call(func=ast.Attribute(value=ast.Name() as tensor, attr=method), args=args, keywords=[]) if len(
                 args
-            ) == _METHODS.get(method):
+            ) == METHODS.get(method):
                 return f"aot::{method}({', '.join([self._tensor(tensor), *map(self.integer, args)])})", "int"
             case ast.Subscript(value=ast.Attribute(value=ast.Name() as tensor, attr="shape"), slice=index):
                 return f"aot::size({self._tensor(tensor)}, {self.integer(index)})", "int"
-            case ast.Call(func=ast.Name(function), args=args, keywords=[]) if len(args) == _FUNCTIONS.get(function):
+            case ast.Call(func=ast.Name(function), args=args, keywords=[]) if len(args) == FUNCTIONS.get(function):
                 return f"aot::{function}({', '.join(map(self.integer, args))})", "int"
             case ast.BinOp(left, operator, right) if type(operator) in _INFIX:
                 (a, kind), (b, other) = self.number(left), self.number(right)

@@ -8,13 +8,12 @@ import re
 from pathlib import Path
 from typing import Any, NoReturn
 
+from kernel_aot.expressions import FUNCTIONS, METHODS
 from kernel_aot.syntax import last_name
 from kernel_format.errors import ConfigError
 
 ALLOCATIONS = ("empty", "zeros", "empty_like", "zeros_like", "new_empty", "new_zeros")
 _SCHEMA_TYPES = {"torch.Tensor": "Tensor", "Tensor": "Tensor", "int": "int", "float": "float", "bool": "bool"}
-_METHODS = {"size": 1, "stride": 1, "numel": 0, "nelement": 0, "dim": 0, "element_size": 0}
-_FUNCTIONS = ("cdiv", "max", "min", "next_power_of_2")
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)
 
 
@@ -132,11 +131,11 @@ class LaunchExpressions(ast.NodeTransformer):
             case ast.Attribute(value=ast.Name(name), attr="dtype") if name in self.parameters:
                 return node
             case ast.Call(func=ast.Attribute(value=ast.Name(name), attr=method), args=arguments, keywords=[]) if (
-                name in {**self.parameters, **self.tensors} and len(arguments) == _METHODS.get(method)
+                name in {**self.parameters, **self.tensors} and len(arguments) == METHODS.get(method)
             ):
                 node.args = [self.visit(argument) for argument in arguments]
                 return node
-            case ast.Call(func=function, args=arguments, keywords=[]) if last_name(function) in _FUNCTIONS:
+            case ast.Call(func=function, args=arguments, keywords=[]) if last_name(function) in FUNCTIONS:
                 return ast.Call(ast.Name(last_name(function)), [self.visit(argument) for argument in arguments], [])
             case ast.BinOp(op=operator) if isinstance(operator, _OPERATORS):
                 return self.generic_visit(node)

@@ -123,9 +123,8 @@ class SeveralErrors(KernelBuilderError):
     """Several errors of one command. The exit code is theirs if they have the same, else 1."""
 
     def __init__(self, errors: Sequence[KernelBuilderError]) -> None:
-        super().__init__(
-            "; ".join(str(error).splitlines()[0] for error in errors[:3]) + ("; ..." if errors[3:] else "")
-        )
+        texts = [str(error).splitlines()[0] for error in errors[:3]] + ["..."] * bool(errors[3:])
+        super().__init__("; ".join(texts))
         codes = {error.exit_code for error in errors}
         self.errors = tuple(errors)
         self.exit_code = codes.pop() if len(codes) == 1 else KernelBuilderError.exit_code

@@ -244,6 +244,15 @@ def size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+class InUse(Exception):
+    """Another process or thread holds the lock."""
+
+
+def give_up() -> None:
+    """Do not wait for a lock."""
+    raise InUse
+
+
 @contextmanager
 def locked(
     path: Path, *, waiting: Callable[[], None] = lambda: None, remove: bool = False, patience: float = 0

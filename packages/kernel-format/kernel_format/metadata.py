@@ -76,7 +76,7 @@ class PackageMetadata:
         return cls(
             id=_text(raw.get("id")),
             name=_text(raw.get("name")),
-            version=version if isinstance(version := raw.get("version"), int) else None,
+            version=version if type(version := raw.get("version")) is int else None,
             license=_text(raw.get("license")),
             python_depends=_texts(raw.get("python-depends")),
             kernel_depends=_dependencies(raw.get("kernel-depends")),

@@ -13,6 +13,7 @@ from judge_samples import HERE
 
 from kernel_builder import toml_file
 from kernel_format.errors import ConfigError
+from kernel_format.files import LFS_POINTER
 from kernel_judge.judge.candidate import frozen, read_candidate
 from kernel_judge.judge.judgement import JudgeRequest, judge
 from kernel_judge.judge.verdict import Verdict
@@ -264,11 +265,16 @@ def test_inputs_are_those_of_the_workload(tmp_path: Path) -> None:
         "x": {"type": "safetensors", "path": "blob/x.safetensors", "tensor_key": "k"},
         "factor": own["inputs"]["factor"],
     }
-    file = definition(tmp_path / "b", {"definition": "halves", "workload": WORKLOAD | {"inputs": stored}})
-    task = read_task(file)
-    with pytest.raises(ConfigError, match=r"inputs\.x\.path of a workload: blob/x.safetensors is not in"):
-        task.problem(task.sizes()).get_inputs()
-    (tmp_path / "b" / "blob").mkdir()
+    (tmp_path / "b" / "blob").mkdir(parents=True)
+    with (tmp_path / "b" / "blob" / "x.safetensors").open("wb") as blob:
+        blob.write(LFS_POINTER)
+        blob.truncate(1 << 43)  # is not read to its end
+    for path in ("/etc/hostname", "blob/../../a/definition.json", "blob/x.safetensors"):
+        stored["x"]["path"] = path
+        file = definition(tmp_path / "b", {"definition": "halves", "workload": WORKLOAD | {"inputs": stored}})
+        task = read_task(file)
+        with pytest.raises(ConfigError, match=rf"inputs\.x\.path of a workload: {path} is not in"):
+            task.problem(task.sizes()).get_inputs()
     safetensors.torch.save_file({"k": torch.full((5, 8), 4.0)}, tmp_path / "b" / "blob" / "x.safetensors")
     saved = read_task(task.save(tmp_path / "saved"))
     assert bool((saved.problem(saved.sizes()).get_inputs()[0] == 4).all())

@@ -18,6 +18,7 @@ from kernel_format.files import write_atomically
 from kernel_judge.api import RIGHT, SKILL, Notify, SearchRequest, read_tries, run_search
 from kernel_skills.catalog import Skill
 from kernel_skills.intervals import CONFIDENCE, Compared, compare_means, compare_shares
+from kernel_tasks import is_task
 
 HELPS, HARMS, MIXED, NO_HELP = "helps", "harms", "mixed", "no measurable help"
 _SETTINGS = "skill.json"
@@ -47,22 +48,18 @@ class Benefit:
 
 
 def find_tasks(directory: Path) -> list[Path]:
-    """Return the tasks in a directory: problem files, and directories with one. A problem file is a task by itself."""
+    """Return the tasks in a directory. Of Python files, those are tasks that define `get_inputs`."""
     if directory.is_file():
         return [directory]
     entries = sorted(directory.iterdir()) if directory.is_dir() else []
-    tasks = [path for path in entries if _is_problem(path) or (path.is_dir() and any(map(_is_problem, path.iterdir())))]
+    tasks = [each for each in entries if is_task(each) and (each.suffix != ".py" or b"get_inputs" in each.read_bytes())]
     if not tasks:
         raise ConfigError(
-            "has no task; expected Python files that define get_inputs, or directories with one",
+            "has no task; expected files or directories that `judge` takes, such as Python files with get_inputs",
             where=str(directory),
             hint="a checkout of KernelBench has tasks in KernelBench/level1",
         )
     return tasks
-
-
-def _is_problem(path: Path) -> bool:
-    return path.suffix == ".py" and "get_inputs" in path.read_text(encoding="utf-8", errors="replace")
 
 
 def measure_benefit(
@@ -74,14 +71,16 @@ def measure_benefit(
     """
     _claim(template.run, skill, tries)
     results: list[SkillTry] = []
+    stems = [task.stem for task in tasks]
     for task in tasks:
-        run = template.run / task.stem
+        name = task.stem if stems.count(task.stem) == 1 else task.name
+        run = template.run / name
         request = replace(
             template, task=task, run=run, attempts=2 * tries, tries=1, contexts=((), (SKILL,)), skill=skill.directory
         )
         run_search(request, notify)
         results += [
-            SkillTry(task.stem, SKILL in made.context, made.outcome == RIGHT, max(1.0, made.ratio), made.agent_seconds)
+            SkillTry(name, SKILL in made.context, made.outcome == RIGHT, max(1.0, made.ratio), made.agent_seconds)
             for made in read_tries(run)
         ]
     return compare_tries(results)

@@ -32,7 +32,7 @@ STUDENTS = Path(__file__).with_name("students.py")
 def tasks(judge_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with two tasks, a file and a directory, and other files."""
     monkeypatch.setenv("QUICK_JUDGE_CALLS", str(tmp_path / "calls"))
-    files = {"silu.py": TASK, "gate/problem.py": TASK, "gate/task.toml": 'device = "cpu"', "README.md": "get_inputs"}
+    files = {"silu.py": TASK, "silu/problem.py": TASK, "silu/task.toml": 'device = "cpu"', "README.md": "get_inputs"}
     return write_files(tmp_path / "tasks", files)
 
 
@@ -97,6 +97,8 @@ def test_a_directory_without_tasks_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="has no task"):
             find_tasks(directory)
     assert find_tasks(tmp_path / "notes.py") == [tmp_path / "notes.py"]
+    write_files(tmp_path, {"split/task.yml": "", "norm/workload.jsonl": "", "norm/definition.json": "", "notes.md": ""})
+    assert find_tasks(tmp_path) == [tmp_path / "norm", tmp_path / "split"]
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ import torch
 from safetensors import safe_open
 
 from kernel_format.errors import ConfigError
+from kernel_format.files import LFS_POINTER
 from kernel_tasks.definition_models import (
     DEFINITION,
     axis_values,
@@ -33,19 +34,9 @@ from kernel_tasks.solutions import candidate_program
 from kernel_tasks.task import PROBLEM, Files, Problem, Sizes, Task
 
 _KEYS = {"name": str, "axes": dict, "inputs": dict, "outputs": dict, "reference": str}
-_DTYPES = (
-    "float64",
-    "float32",
-    "float16",
-    "bfloat16",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "int64",
-    "int32",
-    "int16",
-    "int8",
-    "bool",
-)
+_AXES = {"var": "type", "const": "value", "expr": "expression"}  # type -> the key that it needs
+_INTEGERS = ("int64", "int32", "int16", "int8", "bool")
+_DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", *_INTEGERS)
 _LARGEST = {torch.int8: 128, torch.int16: 1024, torch.int32: 1024, torch.int64: 1024}
 
 
@@ -151,11 +142,13 @@ class DefinitionTask(Task):
 
     def _blob(self, name: str, entry: Mapping[str, Any]) -> Path:
         """Return the file of an input; SOL-ExecBench's paths may start with directories of the data set."""
-        parts = Path(entry["path"]).parts
-        for start in range(len(parts)):
-            path = self.blobs / Path(*parts[start:])
-            if path.is_file() and not path.read_bytes()[:40].startswith(b"version https://git-lfs"):
-                return path
+        given = Path(entry["path"])
+        for start in range(given.is_absolute(), 0 if ".." in given.parts else len(given.parts)):
+            path = self.blobs / Path(*given.parts[start:])
+            if path.is_file():
+                with path.open("rb") as file:
+                    if file.read(len(LFS_POINTER)) != LFS_POINTER:
+                        return path
         raise ConfigError(
             f"{entry['path']} is not in {self.blobs}",
             where=f"{self.path}: inputs.{name}.path of a workload",
@@ -188,17 +181,23 @@ def read_definition(task: type[_T], file: Path, workloads: Path, blobs: Path) ->
         ConfigError: If a key is missing or has a value that is not supported; it names the file and the key.
     """
     definition = read_json(file)
-    for key, expected in _KEYS.items():
-        if not isinstance(definition.get(key), expected):
-            raise ConfigError(f"expected a {expected.__name__}", where=f"{file}: {key}", hint="see the schema")
+
+    def check(key: str, is_right: bool, problem: str, hint: str = "see the schema") -> None:
+        if not is_right:
+            raise ConfigError(problem, where=f"{file}: {key}", hint=hint)
+
+    for key, kind in _KEYS.items():
+        check(key, isinstance(definition.get(key), kind), f"expected a {kind.__name__}")
+    for name, axis in definition["axes"].items():
+        is_axis = isinstance(axis, dict) and _AXES.get(str(axis.get("type"))) in axis
+        check(f"axes.{name}", is_axis, f"expected a type with a key: {_AXES}")
     for group in ("inputs", "outputs"):
         for name, spec in definition[group].items():
-            if spec.get("dtype") not in _DTYPES:
-                raise ConfigError(
-                    f"is {spec.get('dtype')!r}; expected one of {', '.join(_DTYPES)}",
-                    where=f"{file}: {group}.{name}.dtype",
-                    hint="a 4-bit dtype needs the format's own evaluator",
-                )
+            check(f"{group}.{name}", isinstance(spec, dict), "expected a dict")
+            shape, dtype = spec.get("shape", 0), spec.get("dtype")
+            check(f"{group}.{name}.shape", shape is None or isinstance(shape, list), "expected a list of axes, or null")
+            problem = f"is {dtype!r}; expected one of {', '.join(_DTYPES)}"
+            check(f"{group}.{name}.dtype", dtype in _DTYPES, problem, "a 4-bit dtype needs the format's own evaluator")
     if not workloads.is_file():
         raise ConfigError("there are no workloads", where=str(workloads), hint="write a line for each")
     sources, sizes = {}, []

@@ -61,11 +61,8 @@ def read(path: Path) -> Task:
     found = sorted((root / "workloads").rglob(f"{name}.jsonl"))
     task = read_definition(FlashInferBenchTask, file, found[0] if found else root / f"workloads/{name}.jsonl", root)
     if definition.get("op_type") == "sampling" or name.startswith(("dsa_topk_indexer", "dsa_sparse_attention")):
-        raise ConfigError(
-            f"{name} has an evaluator of its own, which compares frequencies or sets",
-            where=f"{file}: op_type",
-            hint="use flashinfer-bench",
-        )
+        problem = f"{name} has an evaluator of its own, which compares frequencies or sets"
+        raise ConfigError(problem, where=f"{file}: op_type", hint="use flashinfer-bench")
     task.is_elementwise = task._share == 1.0
     return task
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import yaml
@@ -128,7 +128,7 @@ class GpuModeTask(Task):
     @cached_property
     def _reference(self) -> Any:
         """Import `reference.py`, with `task`, `utils` and the like beside it."""
-        directory = Path(self._directory.name)
+        directory, where = Path(self._directory.name), str(self.path / "reference.py")
         write_files(directory, self._modules)
         for name in self._modules:
             sys.modules.pop(Path(name).stem, None)  # another task's
@@ -141,7 +141,7 @@ class GpuModeTask(Task):
                 raise
             raise ConfigError(
                 f"cannot be run: {type(error).__name__}: {error}",
-                where=str(self.path / "reference.py"),
+                where=where,
                 hint="list the imported files in `files` of task.yml, such as `{name: utils.py, source: ../utils.py}`"
                 if isinstance(error, ModuleNotFoundError)
                 else None,
@@ -149,11 +149,8 @@ class GpuModeTask(Task):
         finally:
             sys.path.remove(str(directory))
         if missing := [name for name in _NEEDED if not hasattr(reference, name)]:
-            raise ConfigError(
-                f"defines no {missing[0]}; expected {', '.join(_NEEDED)}",
-                where=str(self.path / "reference.py"),
-                hint="tasks with an evaluator of their own are not supported",
-            )
+            hint = "tasks with an evaluator of their own are not supported"
+            raise ConfigError(f"defines no {missing[0]}; expected {', '.join(_NEEDED)}", where=where, hint=hint)
         return reference
 
 
@@ -162,7 +159,8 @@ def _with_form(value: Any, tensors: Iterator[Any]) -> Any:
     if isinstance(value, dict):
         return {name: _with_form(item, tensors) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)([_with_form(item, tensors) for item in value])
+        items = [_with_form(item, tensors) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return next(tensors)
 
 
@@ -188,27 +186,31 @@ def read(path: Path) -> Task:
         settings = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"is not YAML: {error}", where=str(file), hint="correct the line that is named") from error
+
+    def refuse(
+        key: str, problem: str, hint: str = "see gpu-mode/kernelbot", cause: Exception | None = None
+    ) -> NoReturn:
+        raise ConfigError(problem, where=f"{file}: {key}", hint=hint) from cause
+
     for key in set(settings) - _KEYS if isinstance(settings, dict) else ():
         if close := difflib.get_close_matches(str(key), _KEYS, n=1, cutoff=0.8):
-            raise ConfigError("is not a key", where=f"{file}: {key}", hint=f"did you mean {close[0]!r}?")
+            refuse(key, "is not a key", f"did you mean {close[0]!r}?")
     for key, expected in (("files", list), ("lang", str), ("tests", list), ("benchmarks", list)):
         if not isinstance(settings, dict) or not isinstance(settings.get(key), expected):
-            raise ConfigError(f"expected a {expected.__name__}", where=f"{file}: {key}", hint="see gpu-mode/kernelbot")
+            refuse(key, f"expected a {expected.__name__}")
     if settings["lang"] != "py":
-        raise ConfigError(
-            f'is {settings["lang"]!r}; expected "py"',
-            where=f"{file}: lang",
-            hint="a reference in CUDA C++ needs the evaluator of kernelbot",
-        )
+        hint = "a reference in CUDA C++ needs the evaluator of kernelbot"
+        refuse("lang", f'is {settings["lang"]!r}; expected "py"', hint)
     if settings.get("multi_gpu"):
-        raise ConfigError(
-            "is true; the judge runs a candidate on one GPU", where=f"{file}: multi_gpu", hint="use kernelbot"
-        )
+        refuse("multi_gpu", "is true; the judge runs a candidate on one GPU", "use kernelbot")
+    for key, names in (("files", ["name", "source"]), ("tests", []), ("benchmarks", [])):
+        for number, entry in enumerate(settings[key]):
+            texts = [*entry, *map(entry.get, names)] if isinstance(entry, dict) else [entry]
+            if not isinstance(entry, dict) or not all(isinstance(text, str) for text in texts):
+                refuse(f"{key}[{number}]", f"expected a mapping of {' and '.join(names) or 'names'} to values")
     files: Files = {}
     submission = "submission.py"
     for entry in settings["files"]:
-        if not isinstance(entry, dict) or {type(entry.get(key)) for key in ("name", "source")} != {str}:
-            raise ConfigError("expected {name: ..., source: ...}", where=f"{file}: files", hint="see kernelbot")
         name, source = entry["name"], entry["source"]
         if source == _SUBMISSION:
             submission = name
@@ -216,15 +218,12 @@ def read(path: Path) -> Task:
         place, root = (directory / source).resolve(), directory.resolve()
         if not place.is_relative_to(root.parent.parent if place.suffix == ".py" else root):
             hint = "name a file of the task's directory, or a Python module beside it such as ../utils.py"
-            raise ConfigError(f"{source} lies outside of the task", where=f"{file}: files: source", hint=hint)
+            refuse("files: source", f"{source} lies outside of the task", hint)
         try:
             files[name] = place.read_bytes()
         except OSError as error:
-            raise ConfigError(
-                f"{source} cannot be read: {error.strerror}",
-                where=f"{file}: files",
-                hint="a task needs the files beside its directory as well; clone the whole repository",
-            ) from error
+            hint = "a task needs the files beside its directory as well; clone the whole repository"
+            refuse("files", f"{source} cannot be read: {error.strerror}", hint, error)
         entry["source"] = name  # where `save` writes it
     settings.pop("templates", None)
     timed, tests = settings["benchmarks"], settings["tests"]

@@ -13,6 +13,11 @@ from kernel_tasks.task import Task
 _FORMATS = (gpu_mode, sol_execbench, flashinfer_bench, backend_bench, kernelbench)
 
 
+def is_task(path: Path) -> bool:
+    """Return whether a format recognizes a path."""
+    return any(module.recognizes(path) for module in _FORMATS)
+
+
 def read_task(path: Path) -> Task:
     """Read a task in any of the public formats.
 

@@ -30,7 +30,7 @@ REPOSITORY = '[general.hub]\nrepo-id = "org/stable-scale"\n\n[torch]'
 def test_a_testshell_loads_the_built_package(copy_project: Copy, shared_cache: Path) -> None:
     project, cache = copy_project("stable-scale"), shared_cache
     replace(project / "build.toml", "[torch]", REPOSITORY)
-    missing = command(cache, "testshell", project)
+    missing = command(cache, "testshell", project, "--", "program", "--json")
     assert missing.returncode == 6 and f"kernel-builder build {project}" in missing.stderr
     Run(cache).build(project, *FOR_CPU)
     done = command(cache, "testshell", project, "--", "python", "-c", SOURCES["load_by_name"])

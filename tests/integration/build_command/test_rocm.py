@@ -68,7 +68,7 @@ def test_a_cuda_kernel_is_compiled_for_rocm(copy_project: Copy, new_cache: NewCa
 
     # Code for an architecture less, and one more.
     replace(packages[1] / "metadata.json", '"gfx1100"', '"gfx90a"')
-    assert [finding.message for finding in checks.run(packages[1], only=["device-code"]).findings] == [
+    assert [finding.message for finding in next(checks.run_all([packages[1]], only=["device-code"])).findings] == [
         "has no code for gfx90a, which its metadata lists",
         "has code for gfx1100, which its metadata does not list",
     ]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder import toml_file
-from kernel_builder.checks import ProbeProcess, run
+from kernel_builder.checks import ProbeProcess, run_all
 from kernel_builder.config.variant import this_platform
 from tests.support.places import SOURCES
 from tests.support.sample_package import STABLE_CPU, STABLE_CUDA, Compile, Make, findings, identity
@@ -113,7 +113,7 @@ def test_openmp_comes_from_torch(compile_module: Compile, make: Make, probe: Pro
 
 def test_an_unversioned_symbol_of_the_cpp_runtime_is_a_warning(compile_module: Compile, make: Make) -> None:
     extra = calling("namespace std { void not_versioned(); }", "std::not_versioned()")
-    report = run(make(STABLE_CPU, compile_module(STABLE_CPU, extra)), only=["undefined"])
+    report = next(run_all([make(STABLE_CPU, compile_module(STABLE_CPU, extra))], only=["undefined"]))
     assert [(finding.severity, finding.message.split(",")[0]) for finding in report.findings] == [
         ("warning", "std::not_versioned() is a symbol of the C++ runtime")
     ]
@@ -149,7 +149,7 @@ def test_the_full_abi_may_use_the_cpp_of_torch(compile_module: Compile, make: Ma
     variant = f"torch213-cxx11-cpu-{this_platform()}"
     package = make(variant, compile_module(variant, SCALAR_OF_TORCH))
     assert findings(package, probe=probe) == []
-    report = run(package, only=["torch-stable-abi"])
+    report = next(run_all([package], only=["torch-stable-abi"]))
     assert report.skipped == {"torch-stable-abi": "the variant does not claim the stable ABI"}
 
 
@@ -157,7 +157,7 @@ def test_a_file_that_is_not_a_binary(make: Make, tmp_path: Path) -> None:
     garbage = tmp_path / "garbage"
     garbage.write_bytes(b"\x7fELF" + bytes(100))
     others = {"manylinux", "python-abi", "torch-stable-abi", "undefined", "dependencies", "run-path"}
-    report = run(make(STABLE_CPU, garbage), only=["binary", *others])
+    report = next(run_all([make(STABLE_CPU, garbage)], only=["binary", *others]))
     assert [finding.check for finding in report.findings] == ["binary"]
     assert "cannot be read as an ELF file" in report.findings[0].message
     assert set(report.skipped) == others

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernel_builder.checks import CheckReport, ProbeProcess, run, run_all
+from kernel_builder.checks import CheckReport, ProbeProcess, run_all
 from kernel_builder.checks.load import asked_for
 from kernel_builder.config.variant import this_platform
 from tests.support.places import SOURCES
@@ -139,7 +139,7 @@ def test_a_package_that_hangs_is_given_up(probe: ProbeProcess, tmp_path: Path, m
     assert answers[str(hanging)] == {"outcome": "failed", "text": "no answer after 3 s"}
     assert answers[str(good)]["outcome"] in ("loaded", "skipped")
     monkeypatch.setattr("kernel_builder.checks.load.SECONDS", 1)
-    (finding,) = run(hanging, only=["load"]).findings
+    (finding,) = next(run_all([hanging], only=["load"])).findings
     assert finding.message.startswith("the client cannot load the package: no answer after ")
     assert finding.hint == "look at code that runs when the package is imported: it waits, or computes for too long"
 

@@ -13,7 +13,7 @@ import pytest
 from kernel_builder.config.project_files import read_project
 from kernel_builder.develop.emulate import default_directory
 from kernel_builder.pipeline import exclusive
-from kernel_builder.progress import Silent
+from kernel_builder.progress import Progress
 from kernel_format.cache_directory import default_cache
 from tests.support.cli import invoke
 from tests.support.files import replace
@@ -81,7 +81,7 @@ def test_another_run_for_the_same_project_is_awaited(tmp_path: Path) -> None:
     assert invoke("init", tmp_path / "relu", "--name", "org/relu", "--backends", "cpu").exit_code == 0
     target = default_directory(read_project(tmp_path / "relu"), None, 32, default_cache())
     command = [sys.executable, "-m", "kernel_builder", "emulate", tmp_path / "relu"]
-    with exclusive(target, default_cache(), Silent()):
+    with exclusive(target, default_cache(), Progress()):
         other = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert other.stderr and other.stderr.readline() == f"another build of {target} is running; waiting for it\n"
         other.terminate()

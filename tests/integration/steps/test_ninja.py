@@ -10,7 +10,7 @@ import pytest
 
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
-from kernel_builder.progress import Silent, Unit
+from kernel_builder.progress import Progress, Unit
 from kernel_builder.steps import ninja_run
 from kernel_builder.steps.cache import output_path
 from kernel_builder.steps.graph import Graph
@@ -27,7 +27,7 @@ def directory(copy_project: Copy) -> Path:
     return copy_project("stable-scale")
 
 
-class RecordedProgress(Silent):
+class RecordedProgress(Progress):
     """Records the steps that a build reports."""
 
     def __init__(self) -> None:

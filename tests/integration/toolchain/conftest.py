@@ -14,7 +14,7 @@ import pytest
 
 from kernel_builder import toml_file
 from kernel_builder.config.variant import Release
-from kernel_builder.progress import Silent
+from kernel_builder.progress import Progress
 from kernel_builder.toolchain import Toolchains, lock
 from kernel_builder.toolchain.components import in_table, of_torch
 from kernel_builder.toolchain.index import Index
@@ -37,7 +37,7 @@ def wheel_files() -> dict[str, bytes]:
 def pinned(wheel_files: dict[str, bytes]) -> lock.Lock:
     """The lock that the real code writes for the synthetic index."""
     with IndexServer(dict(wheel_files)) as server:
-        return resolve(Index(server.url), COMPONENTS, Silent())
+        return resolve(Index(server.url), COMPONENTS, Progress())
 
 
 @pytest.fixture

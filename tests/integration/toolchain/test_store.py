@@ -8,11 +8,14 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import Release
-from kernel_builder.progress import Silent
+from kernel_builder.progress import Progress
 from kernel_builder.toolchain import Toolchains
 from kernel_builder.toolchain.store import Store
+from kernel_format.errors import StoreError
 from tests.support.files import write_files
 from tests.support.kills import killed_at_each_change
 
@@ -75,11 +78,11 @@ def test_a_tree_is_whole_and_alone_whenever_its_maker_is_killed(tmp_path: Path) 
     killed = 0
 
     def obtain() -> None:
-        Store(tmp_path / str(killed), Silent()).obtain("tree", "a tree", make_tree)
+        Store(tmp_path / str(killed), Progress()).obtain("tree", "a tree", make_tree)
 
     for call in killed_at_each_change(obtain):
         root = tmp_path / str(killed)
-        store = Store(root, Silent())
+        store = Store(root, Progress())
         assert not store.trees() or present(root) == WHOLE, call
         tree = store.obtain("tree", "a tree", make_tree)
         assert (tree / "bin" / "tool").read_text() == "content" and not list(store.damages("tree")), call
@@ -90,7 +93,7 @@ def test_a_tree_is_whole_and_alone_whenever_its_maker_is_killed(tmp_path: Path) 
 
 def test_a_tree_is_whole_or_gone_whenever_its_remover_is_killed(tmp_path: Path) -> None:
     root = tmp_path / "store"
-    store = Store(root, Silent())
+    store = Store(root, Progress())
 
     def remove() -> None:
         store.obtain("tree", "a tree", make_tree)
@@ -102,9 +105,12 @@ def test_a_tree_is_whole_or_gone_whenever_its_remover_is_killed(tmp_path: Path) 
 
 
 def test_trees_of_an_earlier_time_are_removed(tmp_path: Path) -> None:
-    store = Store(tmp_path, Silent())
+    store = Store(tmp_path, Progress())
     for name in ("earlier", "later"):
         store.obtain(name, name, make_tree)
     os.utime(tmp_path / "trees/earlier", (100, 100))
     store.clear(before=200)
     assert list(store.trees()) == ["later"]
+    write_files(tmp_path, {"trees/later/manifest.json": '{"title": "nv'})
+    with pytest.raises(StoreError, match=r"later/manifest.json: a file of the toolchain store cannot be read"):
+        store.trees()

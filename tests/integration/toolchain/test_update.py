@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder import scaffold
-from kernel_builder.progress import Silent
+from kernel_builder.progress import Progress
 from kernel_builder.toolchain import lock
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import resolve
@@ -53,7 +53,7 @@ def checkout(tmp_path: Path, index: IndexServer) -> Path:
     """The tables of a builder that knows all releases of the index."""
     root = tmp_path / "checkout"
     write_files(root, {name: (TABLES / Path(name).name).read_text() for name in (MATRIX, CUDA, SHIMS)})
-    return write_files(root, {LOCK: lock.dumps(resolve(Index(index.url), COMPONENTS, Silent()))})
+    return write_files(root, {LOCK: lock.dumps(resolve(Index(index.url), COMPONENTS, Progress()))})
 
 
 def find_update(checkout: Path, index: IndexServer) -> tuple[list[str], dict[str, str]]:
@@ -63,7 +63,7 @@ def find_update(checkout: Path, index: IndexServer) -> tuple[list[str], dict[str
     names = [f"torch-{version}-{tag}.whl" for version in versions for tag in tags]
     with IndexServer(dict.fromkeys(names, b"")) as builds:
         urls = {"index_url": index.url, "torch_index": builds.url}
-        return find(checkout, HEADER_LIBRARIES, **urls, progress=Silent(), cache=checkout.parent / "cache")
+        return find(checkout, HEADER_LIBRARIES, **urls, progress=Progress(), cache=checkout.parent / "cache")
 
 
 def test_a_new_torch_release(checkout: Path, index: IndexServer, torch_files: dict[str, bytes]) -> None:
@@ -114,6 +114,6 @@ def test_a_damaged_wheel_is_named_and_the_next_run_succeeds(index: IndexServer, 
         start = whole.index(kept) + len(kept)  # of the member's content
         index.files[name] = whole[:start] + b"\xff" * 4 + whole[start + 4 :]
     with pytest.raises(FetchError, match=f"^{name}: the archive is damaged"):
-        resolve(Index(index.url), COMPONENTS, Silent())
+        resolve(Index(index.url), COMPONENTS, Progress())
     index.files[name] = whole
-    assert resolve(Index(index.url), COMPONENTS, Silent())
+    assert resolve(Index(index.url), COMPONENTS, Progress())

@@ -6,21 +6,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from kernels import variants as client
 from kernels.backends import ROCm
 from packaging.version import Version
 
-from kernel_builder.backends.rocm import ROCM
+from kernel_builder.backends.rocm import ROCM, hipify
 from kernel_builder.config import offered
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, Variant
+from kernel_builder.probe_cache import ProbeCache
 from kernel_builder.steps import buildable
 from kernel_builder.steps.graph import Graph
 from kernel_builder.steps.plan import plan
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ConfigError, VariantError
-from tests.support.files import append, replace
+from tests.support.files import append, replace, write_files
 from tests.support.places import SOURCES
 from tests.unit.package.test_wheel_choice import clients_choice
 
@@ -68,6 +70,15 @@ def test_a_source_that_hipify_cannot_read_is_named(project: Path) -> None:
     source.write_bytes(source.read_bytes() + b"// gr\xfc\xdfe\n")
     with pytest.raises(ConfigError, match=f"^{source}: torch.utils.hipify cannot translate it.*UnicodeDecodeError"):
         planned(project)
+
+
+def test_a_damaged_translation_is_replaced(tmp_path: Path) -> None:
+    write_files(tmp_path, {"a.cu": "#include <cuda_runtime.h>\n"})
+    utils, kept = Path(torch.__file__).parent / "utils", ProbeCache(tmp_path / "kept")
+    first = hipify.translate(utils, tmp_path, "a.cu", ["a.cu"], [], kept)
+    for text in ("[]", "3", "{}"):
+        write_files(tmp_path, {str(path): text for path in (tmp_path / "kept").iterdir()})
+        assert hipify.translate(utils, tmp_path, "a.cu", ["a.cu"], [], kept) == first
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.cli import main
-from kernel_builder.progress import shown
+from kernel_builder.progress import PrintableStream, shown
 from tests.support.cli import expect, invoke
 from tests.support.files import write_files
 
@@ -95,6 +95,9 @@ ATTACKS = [
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("options", [{"color": True}, {}])
 def test_a_projects_text_is_printed_without_commands(tmp_path: Path, attack: str, options: dict[str, bool]) -> None:
+    stream = io.StringIO()
+    PrintableStream(stream).writelines(["kernel", attack])
+    assert attack not in stream.getvalue()
     project = tmp_path / f"kernel{attack.replace('/', '-')}"
     write_files(project, {"build.toml": "[general]\n"})
     done = expect(2, "kernel", "check-config", project, **options)

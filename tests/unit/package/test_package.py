@@ -84,7 +84,7 @@ def test_metadata_of_other_tools_is_read_as_far_as_possible() -> None:
     hostile = {
         "id": 3,
         "name": "demo-kernel",
-        "version": "1",
+        "version": True,
         "python-depends": "einops",
         "backend": {"type": "cuda", "archs": ["9.0", 7]},
         "provenance": {"kernel": {"commit": "\x1b[2J", "dirty": 1}, "kernel-builder": []},

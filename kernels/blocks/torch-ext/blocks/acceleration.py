@@ -1,6 +1,7 @@
 """The public functions: `accelerate` and `restore`."""
 
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Optional
 
@@ -65,6 +66,7 @@ def accelerate(
     options = graphs, scope, logits
     reports = (_accelerated[root] for root in roots.values() if root in _accelerated)
     report = next((report for given, report in reports if given == options), Report())
+    others = report.replaced.copy() if len(roots) > 1 else Counter[Any]()
     for root in roots.values():
         if _accelerated.get(root, (None, report))[0] != options:
             _restore_root(root)
@@ -75,13 +77,13 @@ def accelerate(
         report.graphs = {name: add_graphs(root, report) for name, root in denoisers.items()}
         report.generation = add_generation(model, report) if isinstance(model, nn.Module) else {}
     if check is not None:
-        _check(next(iter(denoisers.values())), check, report)
+        _check(*next(iter(denoisers.items())), others, check, report)
     report.notes = notes_on(roots.values())
     return report
 
 
-def _check(root: nn.Module, check: Check, report: Report) -> None:
-    """Compare a model with itself as it was, and restore it if it was better."""
+def _check(name: str, root: nn.Module, others: Counter[Any], check: Check, report: Report) -> None:
+    """Compare a model with itself as it was, and restore it if it was better. Other models' entries stay."""
     try:
         report.check = compare(root, check)
     except BaseException:
@@ -89,10 +91,9 @@ def _check(root: nn.Module, check: Check, report: Report) -> None:
         raise
     if report.check.kept == "eager":
         _restore_root(root)
-        for name, _ in report.replaced:
-            report.left[name, "the check kept the model as it was"] += 1
-        for found in (report.replaced, report.graphs, report.generation):
-            found.clear()
+        report.left.update((cls, "the check kept the model as it was") for cls, _ in report.replaced - others)
+        report.replaced, report.generation = report.replaced & others, {}
+        report.graphs.pop(name, None)
 
 
 def restore(model: Any) -> None:

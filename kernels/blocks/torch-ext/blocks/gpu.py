@@ -86,18 +86,17 @@ class Gpu:
 
     @contextmanager
     def in_order(self, device: torch.device) -> Iterator[None]:
-        """Let the current stream wait for the last use of the graphs' memory, and record this one.
-
-        One thread at a time: between a wait and its record, another thread's use would be lost to the next wait.
-        """
-        with self._order:
+        """Let the current stream wait for the last use of the graphs' memory, and record this one, even if it fails."""
+        with self._order:  # another thread's use between a wait and its record would be lost to the next wait
             stream = torch.cuda.current_stream(device)
             if self._last is not None and self._last[0] != stream:
                 stream.wait_event(self._last[1])
-            yield
-            event = self._last[1] if self._last is not None else torch.cuda.Event()
-            event.record(stream)
-            self._last = stream, event
+            try:
+                yield
+            finally:
+                event = self._last[1] if self._last is not None else torch.cuda.Event()
+                event.record(stream)
+                self._last = stream, event
 
     def wait(self) -> None:
         """Wait until the GPU has finished all replays."""

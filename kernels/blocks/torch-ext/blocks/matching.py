@@ -167,7 +167,7 @@ def named(name: str, number: bool = False, optional: bool = False) -> Pattern:
 
 
 def call(name: str, *parts: Any) -> Pattern:
-    """Match a call of an operation, by the name that `values.operation` gives it."""
+    """Match a call of an operation, by the name that `operation` gives it."""
 
     def find(node: Any, match: Match, dtype: Optional[torch.dtype]) -> Iterator[Match]:
         operands = _operands(name, node)

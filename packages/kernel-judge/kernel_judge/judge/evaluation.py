@@ -71,17 +71,6 @@ def results(value: Any) -> list[torch.Tensor]:
     raise ResultError("not-a-tensor", f"a result is a {type(value).__module__}.{type(value).__qualname__}")
 
 
-def seed_generators(device: str, seed: int) -> None:
-    """Seed the random generators that a model on this device uses.
-
-    `torch.manual_seed` also keeps a stack trace of each call for GPUs that are not used, which takes .2 ms and more.
-    """
-    if device == "cpu":
-        torch.default_generator.manual_seed(seed)
-    else:
-        torch.manual_seed(seed)
-
-
 def synchronize(device: str) -> None:
     """Wait for the GPU, so that another process sees the written memory."""
     if device != "cpu":

@@ -17,7 +17,7 @@ import torch
 
 from kernel_builder.api import poisoned
 from kernel_judge.judge.arena import ArenaView
-from kernel_judge.judge.evaluation import ResultError, evaluate, randomize, seed_generators, synchronize, with_tensors
+from kernel_judge.judge.evaluation import ResultError, evaluate, randomize, synchronize, with_tensors
 
 _LONGEST_TEXT = 2000  # characters of an exception
 _APIS = ("torch", "torch.Tensor", "torch.cuda", "torch.cuda.Event", "torch.nn.functional", "torch.testing", "gc", "sys")
@@ -95,7 +95,7 @@ class ModelRunner:
             Whether they agree, how many elements the model has in all, and which parameters got random values.
         """
         init, state, dtype, seed, mode, overwrites, parameters, random_parameters = settings
-        seed_generators(self._settings["device"], seed)
+        torch.manual_seed(seed)
         model = self._class(*init).to(self._settings["device"])
         if dtype:
             model = model.to(getattr(torch, dtype))
@@ -116,7 +116,7 @@ class ModelRunner:
     def call(self, number: int, call: Any, slots: list[Any], seed: int, poison: Sequence[int] | None) -> None:
         """Call a model once and copy its results into the slots."""
         arguments, grads = self._arguments(call)
-        seed_generators(self._settings["device"], seed)
+        torch.manual_seed(seed)
         context = contextlib.nullcontext() if poison is None else poisoned(self._settings["device"], poison)
         with context:
             self._slots, self._targets = [slots], [[self._outputs.tensor(slot) for slot in slots]]
@@ -138,7 +138,7 @@ class ModelRunner:
         if self._settings["threads"] > 1:  # the first core is this thread's: OpenMP has bound the others to the rest
             os.sched_setaffinity(0, {min(self._cores)})
             os.sched_setaffinity(0, self._cores)
-        seed_generators(self._settings["device"], seed)
+        torch.manual_seed(seed)
         synchronize(self._settings["device"])
         if self._cuda:
             event: Any = torch.cuda.Event

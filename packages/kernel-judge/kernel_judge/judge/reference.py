@@ -21,7 +21,6 @@ from kernel_judge.judge.evaluation import (
     ResultError,
     evaluate,
     randomize,
-    seed_generators,
     synchronize,
     with_tensors,
     without_tensors,
@@ -88,9 +87,9 @@ class Reference:
         self._problem = task.problem(sizes)
         self.has_rule, self.decides_dtypes = self._problem.fault is not None, self._problem.decides_dtypes
         try:
-            seed_generators(device, seed)
+            torch.manual_seed(seed)
             self.init = self._problem.get_init_inputs()
-            seed_generators(device, seed)
+            torch.manual_seed(seed)
             self._model = self._problem.Model(*self.init).to(device)
             if dtype:
                 self._model = self._model.to(getattr(torch, dtype))
@@ -112,7 +111,7 @@ class Reference:
     def arguments(self, seed: int) -> Arguments:
         """Return the inputs that a seed gives."""
         started = time.perf_counter()
-        seed_generators(self.device, seed)
+        torch.manual_seed(seed)
         if self.device == "cpu":
             given = self._problem.get_inputs()
         else:
@@ -173,7 +172,7 @@ class Reference:
         return self.has_rule and (not self.fault(given, results, eager) or bool(self.fault(given, eager, eager)))
 
     def _evaluate(self, model: Any, given: Arguments, change: Any) -> Tensors:
-        seed_generators(self.device, given.seed)
+        torch.manual_seed(given.seed)
         arguments = with_tensors(given.skeleton, [change(tensor) for tensor in given.tensors])
         grads = None if given.grads is None else [change(grad) for grad in given.grads]
         return evaluate(model, arguments, grads, self.parameters)
@@ -187,7 +186,7 @@ class Reference:
         if self._is_drawn and is_same and given.skeleton:
             self._refuse("get_inputs returns the same values twice", "draw them without a seed of their own")
         generator_state = torch.get_rng_state if self.device == "cpu" else torch.cuda.get_rng_state
-        seed_generators(self.device, self.seed)
+        torch.manual_seed(self.seed)
         unused = generator_state()
         try:
             outputs = evaluate(self._model, with_tensors(given.skeleton, tensors), None, ())

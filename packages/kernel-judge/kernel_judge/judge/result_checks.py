@@ -15,11 +15,10 @@ from kernel_judge.judge.comparison import Difference, ErrorRule, difference
 from kernel_judge.judge.evaluation import synchronize
 from kernel_judge.judge.outside_inputs import expected_results, outside_inputs
 from kernel_judge.judge.reference import Arguments, Reference, Results, Tensors
-from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
+from kernel_judge.judge.worker_process import LATE_SECONDS, WorkerFailure, WorkerProcess
 from kernel_sandbox.answers import has_form
 from kernel_tasks import Task
 
-_LATE_SECONDS = 0.3  # for a thread that writes a result late, to name the failure
 _FIRST_CALL = 10  # times the limit of a call: the first ones may compile
 _REPEATED = 10  # every tenth input is given twice
 _OUTSIDE = "wrong-outside-inputs"
@@ -142,6 +141,8 @@ class ResultChecks:
         eager, expected, allowed = known
         wrong = difference(results, eager, expected, self._tolerance, (reference, given), allowed)
         if wrong and not reference.accepts(given, results, eager):
+            if call:
+                self._worker.check_finished()
             raise RejectedError(_OUTSIDE, f"{wrong_for}: {wrong.text}", case | wrong.facts)
 
     def _check_constants(self, cases: dict[int, dict[str, Any]]) -> None:
@@ -245,7 +246,7 @@ class ResultChecks:
     def _is_late(self, number: int, given: Arguments, eager: Tensors, exact: Tensors | None) -> bool:
         """Return whether the results of the last call, which were wrong, have become right."""
         self._worker.go_on()
-        time.sleep(_LATE_SECONDS)
+        time.sleep(LATE_SECONDS)
         try:
             self._worker.ask("hand_over", seconds=self._seconds)
         except WorkerFailure:

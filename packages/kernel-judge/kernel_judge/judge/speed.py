@@ -277,6 +277,7 @@ class _TimedRuns:
         """Compare the candidate's results of the timed calls with eager's."""
         for given, results, expected in zip(calls, self._results, self._expected, strict=True):
             if not self.checks.rules[self.number].agree(self.reference, given, results, expected):
+                self.worker.check_finished()
                 raise RejectedError(
                     "wrong-when-timed",
                     "a result of its timed calls is wrong, though the same shapes were right before: results must not "

@@ -46,6 +46,8 @@ from kernel_sandbox.confine import LARGEST_FILE
 _CPU_CLOCK = 2  # CPUCLOCK_SCHED of Linux: the rest of a clock's number is that of a process
 _LONGEST_ANSWER, _LONGEST_OUTPUT = 1 << 20, 1500
 _SEND_SECONDS, _GUARD_SECONDS = 60, 20
+LATE_SECONDS = 0.3  # for a thread that writes a result late, to name the failure
+_LATE = "its timed results are written after the worker's answer"
 _SAMPLED = 2048  # bytes of the results of a timed command, at random places: 1 ms
 # Limits of the processes of one worker: half of the memory, and as much disk as a file of theirs may have.
 MOST_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
@@ -206,9 +208,18 @@ class WorkerProcess(ExitStack):
             known = self.outputs.raw(self.outputs.end)[places]
             self.stop()
             if not torch.equal(known, self.outputs.raw(self.outputs.end)[places]):
-                raise WorkerFailure("unfinished-work", "its timed results are written after the worker's answer")
+                raise WorkerFailure("unfinished-work", _LATE)
             self.suspending = time.perf_counter() - answered
         return answered - started, value
+
+    def check_finished(self) -> None:
+        """Raise if on a CPU the worker, when it goes on, changes the results of the last timed command."""
+        if self._device == "cpu":
+            known = self.outputs.raw(self.outputs.end).clone()
+            self.go_on()
+            time.sleep(LATE_SECONDS)
+            if not torch.equal(known, self.outputs.raw(self.outputs.end)):
+                raise WorkerFailure("unfinished-work", _LATE)
 
     def cpu_seconds(self) -> float:
         """Return the CPU time of the processes of a worker that is stopped. Other work does not add to it."""

@@ -21,10 +21,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from filelock import FileLock, Timeout
-
 from kernel_format.cache_directory import default_cache
 from kernel_format.errors import ToolchainError
+from kernel_format.files import InUse, give_up, locked
 from kernel_judge.judge.verdict import EXIT_STATUS, NOT_JUDGED, Verdict
 from kernel_judge.search.limited_process import end_guard, guard
 from kernel_sandbox.programs import python_module, root_directory, run_program
@@ -145,18 +144,12 @@ def free_device(devices: Mapping[str, Mapping[str, str]]) -> Iterator[Mapping[st
     directory = default_cache() / "locks"
     directory.mkdir(parents=True, exist_ok=True)
     # With the name of the host: the cache may be on a network file system.
-    locks = {name: FileLock(directory / f"judge-{socket.gethostname()}-{name}.lock") for name in devices}
+    locks = {name: directory / f"judge-{socket.gethostname()}-{name}.lock" for name in devices}
     while True:
-        for name, lock in locks.items():
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                continue
-            try:
+        for name, path in locks.items():
+            with suppress(InUse), locked(path, waiting=give_up):
                 yield devices[name]
-            finally:
-                lock.release()
-            return
+                return
         time.sleep(_POLL)
 
 

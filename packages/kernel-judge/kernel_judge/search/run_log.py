@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kernel_format.errors import ConfigError
+from kernel_format.errors import ConfigError, StoreError
 
 LOG = "log.jsonl"
 STARTED, FINISHED = "started", "finished"
 AGENT_ENDED, TRY_ENDED = "agent-ended", "try-ended"
 VERIFIED = "verified"
+_REMEDY = "free some space, and start the same search again: it goes on after the last event"
 
 REFERENCE_PEER = "eager"  # whose speed candidates are compared with
 
@@ -60,8 +61,14 @@ class RunLog:
         entry = {"event": event, "time": round(time.time(), 3), **values}
         line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
         with self._lock:
-            os.write(self._file, line)
-            os.fsync(self._file)
+            size = os.fstat(self._file).st_size
+            try:
+                with open(self._file, "ab", closefd=False) as file:  # `os.write` may write a part
+                    file.write(line)
+                os.fsync(self._file)
+            except OSError as error:
+                os.ftruncate(self._file, size)
+                raise StoreError(f"cannot be written: {error.strerror}", where=str(self.path), hint=_REMEDY) from error
             self.events.append(entry)
         return entry
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import secrets
 import signal
 from itertools import pairwise
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from searches import agent, logged, marked_processes, quick_request, quoted, run_search, start_search
 
-from kernel_format.errors import ConfigError
+from kernel_format.errors import ConfigError, StoreError
 from kernel_format.files import remove_tree
 from kernel_judge.search.run_log import LOG, RunLog, read_events
 from kernel_judge.search.workspace import Workspace
@@ -190,6 +191,13 @@ def test_the_log_ends_with_whole_lines(tmp_path: Path) -> None:
     assert [event["event"] for event in read_events(path)] == ["one"]
     log = RunLog(path)
     log.append("three")
+    size, limit = path.stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, limit[1]))
+    try:
+        with pytest.raises(StoreError, match="cannot be written: File too large"):
+            log.append("torn")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     log.close()
     assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["one", "three"]
     path.write_text("[]\n")

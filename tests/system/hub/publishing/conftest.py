@@ -18,7 +18,7 @@ from sigstore.models import ClientTrustConfig
 from kernel_builder.hub.publication import Published, PublishRequest
 from kernel_builder.hub.publish import publish
 from kernel_builder.pipeline import BuildRequest, build
-from kernel_builder.progress import Silent
+from kernel_builder.progress import Progress
 from kernel_builder.toolchain import Toolchains
 from tests.support.files import replace
 from tests.support.places import CPU, PROJECTS
@@ -135,7 +135,7 @@ def put(
     given = {"repo_id": repo_id, "endpoint": hub.url, "load": False, **options}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", token)
-        return publish(PublishRequest(project, **given), Silent())  # type: ignore[arg-type]
+        return publish(PublishRequest(project, **given), Progress())  # type: ignore[arg-type]
 
 
 @pytest.fixture
