@@ -15,7 +15,7 @@ import torch
 
 from kernel_builder.hub import project_sources
 from tests.integration.build_command.conftest import FOR_CPU, Copy, Done, Run, untouched
-from tests.support.files import append, replace
+from tests.support.files import append, replace, write_files
 from tests.support.places import CPU, SOURCES
 from tests.support.programs import run
 from tests.support.python_project import write_project
@@ -192,10 +192,9 @@ def test_the_wheel_of_a_kernel_that_loads_another(
         ):
             assert text in done.stderr, done.stderr
 
-    scale = site / "stable_scale"
-    replace(scale / "build" / CPU / "metadata.json", '"version": 1', '"version": 2')
+    replace(site / "stable_scale" / "build" / CPU / "metadata.json", '"version": 1', '"version": 2')
     refused("which is org/stable-scale, version 2")
-    shutil.rmtree(scale)
+    shutil.rmtree(site / "stable_scale")
     refused("`import stable_scale` finds: no module")
-    scale.with_suffix(".py").write_text("raise SystemExit('was run')")
+    write_files(site, {"stable_scale.py": "raise SystemExit('was run')"})
     refused("stable_scale.py, which is not the wheel of a kernel")
