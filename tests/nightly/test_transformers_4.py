@@ -22,4 +22,4 @@ def test_a_model_is_accelerated(tmp_path: Path) -> None:
     release = torch.__version__.partition("+")[0]
     run(python, "-m", "pip", "install", "--quiet", f"torch=={release}", "transformers==4.57.*", "numpy")
     run(python, "-m", "pip", "install", "--quiet", "--no-index", "--find-links", tmp_path / "dist", "blocks")
-    assert run(python, "-c", SOURCES["llama_by_wheels"]).splitlines()[-1] == "4.57: as before"
+    assert run(python, "-c", SOURCES["llama_by_wheels"], cwd=tmp_path).splitlines()[-1] == "4.57: as before"
