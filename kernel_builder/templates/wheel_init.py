@@ -22,14 +22,13 @@ def get_kernel_dep(repo_id):
     # The loader of a wheel, or the package that takes its place when it is loaded.
     files = [file for place in (found.parents[0:3:2] if found else ()) for file in place.glob("build/*/metadata.json")]
     packages = [json.loads(file.read_bytes()) for file in files]
-    kernels = {(about.get("provenance", {}).get("built-for", {}).get("repo-id"), about.get("version")) for about in packages}
+    kernels = {(of.get("provenance", {}).get("built-for", {}).get("repo-id"), of.get("version")) for of in packages}
     if kernels != {(repo_id, version)}:
-        actual = " and ".join(f"{kernel}, version {number}" for kernel, number in kernels) or "not the wheel of a kernel"
+        actual = " and ".join(f"{name}, version {major}" for name, major in kernels) or "not the wheel of a kernel"
         raise ImportError(
             f"{repo_id}, version {version}, is needed.\n"
             f"  `import {module}` finds: {f'{found}, which is {actual}' if found else 'no module'}\n"
-            f'  install its wheel: pip install --force-reinstall "{requirement}"; a module of the same name that is '
-            "earlier in sys.path hides it",
+            f'  install its wheel: pip install --force-reinstall "{requirement}"; a module earlier in sys.path hides it',
             name=module,
         )
     return importlib.import_module(module)
