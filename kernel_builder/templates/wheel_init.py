@@ -28,7 +28,7 @@ def get_kernel_dep(repo_id):
         raise ImportError(
             f"{repo_id}, version {version}, is needed.\n"
             f"  `import {module}` finds: {f'{found}, which is {actual}' if found else 'no module'}\n"
-            f'  install its wheel: pip install --force-reinstall "{requirement}"; a module earlier in sys.path hides it',
+            f'  install it: pip install --force-reinstall "{requirement}"; a module earlier in sys.path hides it',
             name=module,
         )
     return importlib.import_module(module)
