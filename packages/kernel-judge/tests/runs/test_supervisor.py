@@ -56,7 +56,7 @@ def test_nothing_is_best_that_is_not_faster_than_the_reference(tmp_path: Path) -
         ("filling", {"disk": 50_000_000}, "its limit of disk"),
         ("deep", {}, "its limit of disk"),
         ("greedy", {"memory": 1_000_000_000}, "MemoryError"),
-        ("hanging", {"seconds": 1}, "its limit of time"),
+        ("hanging", {"seconds": 1}, "its limit of time. It wrote no candidate"),
         ("odd", {}, "It wrote no candidate that can be copied: regular files, at most 10,000 files"),
     ],
 )
