@@ -221,7 +221,7 @@ def test_the_audit_log_has_writes_and_denied_accesses(token_hub: TokenHub, tmp_p
     assert not any(secret in whole for secret in (writer, reader, "hf_unknown", "signature", "Bearer"))
     command = ["hub", "serve", "--root", tmp_path / "h", "--audit-log", tmp_path]
     expect(2, "the audit log cannot be written", *command)
-    done = CliRunner().invoke(main, ["token", "add", "ci", "--write", "a", "--token-file", f"{audit}/tokens.json"])
+    done = CliRunner().invoke(main, ["token", "add", "ci", "--write", "a", "--token-file", f"{audit}/x/tokens.json"])
     assert done.exit_code == 1 and "hint: free some space, change the permissions" in done.output
 
 
