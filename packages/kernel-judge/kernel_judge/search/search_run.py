@@ -51,7 +51,7 @@ def _search(request: SearchRequest, task: Task, log: RunLog, notify: Notify) -> 
     for key, value in settings.items() if before else ():
         if before and before[key] != value:
             raise ConfigError(
-                f"this search was started with another {key}: {before[key]!r}, now {value!r}",
+                f"this search was started with `{key}` {before[key]!r}, not {value!r}",
                 where=str(request.run),
                 hint="go on with the same, or name another directory with --run",
             )

@@ -155,11 +155,11 @@ def test_more_attempts_continue_a_search_and_other_settings_do_not(tmp_path: Pat
     run_search(quick_request(tmp_path, WRONG, attempts=1))
     result = run_search(quick_request(tmp_path, WRONG, attempts=2))
     assert [event["attempt"] for event in logged(result.run, "try-ended")] == [1, 2]
-    with pytest.raises(ConfigError, match="another agents"):
+    with pytest.raises(ConfigError, match="with `agents`"):
         run_search(quick_request(tmp_path, GOOD))
     changed = quick_request(tmp_path, WRONG)
     changed.task.write_text(changed.task.read_text().replace("1024", "2048"))
-    with pytest.raises(ConfigError, match="another task-digest"):
+    with pytest.raises(ConfigError, match="with `task-digest`"):
         run_search(changed)
 
 
