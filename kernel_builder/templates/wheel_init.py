@@ -187,7 +187,7 @@ def _load(name, file):
     cxx11 = torch.compiled_with_cxx11_abi()
     chosen = choose(names, _release(torch.__version__), backend, cuda, here, limited_api, cxx11)
     if chosen is None:
-        built = f"CUDA {torch.version.cuda}" if backend == "cuda" else backend
+        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else _backend(torch)[0]
         threads = "" if limited_api else ", free-threaded"
         platforms = {_parse(variant)[4] or here for variant in names if _parse(variant)}
         advice = (
