@@ -161,10 +161,12 @@ def models() -> Values:
     """Return the values of docs/models.md."""
     report, generate = results("models-h200"), results("generate.h200")
     training, trained = results("training-h200"), results("models-train-h200")
+    together = results("models-together-h200")
     return {
         "report": report,
+        "together": together,
         "trained": trained,
-        "targets_of_models": list(model_results.model_targets(report, trained["train"])),
+        "targets_of_models": list(model_results.model_targets(report, together["together"], trained["train"])),
         "titles": {case: title for case, title in model_results.TITLES.items() if case in report["time"]},
         "headings": model_results.HEADINGS,
         **_classes(results("model-classes")["models"]),

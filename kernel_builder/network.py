@@ -27,7 +27,7 @@ def trust_certificates() -> None:
     """Let all clients of this process trust one file of certificates: that of the user's variable, or the system's."""
     name = next((name for name in _VARIABLES if os.environ.get(name)), None)
     file = Path(os.environ[name]) if name else next((Path(file) for file in _SYSTEM if Path(file).is_file()), None)
-    if name and file and not file.exists():
+    if name and file and not file.is_dir() and not (file.exists() and b"-----BEGIN" in file.read_bytes()):
         raise ConfigError(
             f"there is no file {str(file)!r} with certificates",
             where=name,

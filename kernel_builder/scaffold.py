@@ -43,7 +43,8 @@ def create(
         language: The language of the device code, a key of `BACKENDS`.
 
     Raises:
-        ConfigError: If an argument is invalid, a file exists already, or the directory cannot be written.
+        ConfigError: If an argument is invalid, or a file exists already.
+        OSError: If the directory cannot be written.
     """
     name = kernel_name(repo_id)
     _check_backends(wanted, language)
@@ -71,16 +72,9 @@ def write(files: Mapping[str, str | bytes], directory: Path, *, overwrite: bool 
             raise ConfigError(
                 "is a symbolic link: files would be written to its target", where=str(parent), hint="delete it"
             )
-    try:
-        for name, content in files.items():
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(directory / name, content)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write the project: {error.strerror}",
-            where=str(error.filename2 or error.filename or directory),
-            hint="use another PATH",
-        ) from error
+    for name, content in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(directory / name, content)
 
 
 def kernel_name(repo_id: str) -> str:

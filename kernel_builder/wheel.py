@@ -5,7 +5,9 @@ A wheel has every variant of `build/` for one platform, as on the Hub, and a loa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,8 @@ from packaging.metadata import Metadata, RawMetadata
 from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from kernel_builder.checks.findings import OLDEST_MANYLINUX
-from kernel_builder.config.project import Project, TvmFfi, distribution_name
+from kernel_builder.checks.findings import OLDEST_MANYLINUX, OLDEST_PYTHON
+from kernel_builder.config.project import Project, TvmFfi, distribution_name, python_name
 from kernel_builder.config.project_files import own_directory, read_project
 from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi, Variant
 from kernel_builder.hub import card, packages
@@ -26,8 +28,7 @@ from kernel_builder.progress import Progress
 from kernel_format.errors import ConfigError, PackageError
 
 _LOADER = Path(__file__).with_name("templates") / "wheel_init.py"
-# The oldest Python of Torch 2.10 and of the checks.
-_PYTHON = ">=3.10"
+_CLIENTS = re.compile(rb"\bfrom kernels import [\s(\w,]*\bget_kernel_dep\b|\bkernels\.get_kernel_dep\b")
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ def write_wheels(
     *,
     out: Path | None = None,
     name: str | None = None,
+    depends: Sequence[str] = (),
     version: str | None = None,
     owner: str | None = None,
     load: bool = True,
@@ -64,31 +66,23 @@ def write_wheels(
     Args:
         out: The directory of the wheels; None for the project's own `dist`.
         name: The name in the index; None for the project's name.
+        depends: `NAME=INDEX_NAME` for each kernel in `kernel-depends` with another name in the index than NAME.
         version: The version in the index; None for `<version of the project>.0`.
         owner: The owner in the wheel's text; None for the owner in `build.toml`.
         load: Check that the packages for this machine load.
         allow: Names of checks whose errors are reported as warnings.
     """
     project = read_project(directory, owner)
-    config = project.root / "build.toml"
-    tables = (project.kernel_depends, *project.backend_kernel_depends.values())
-    if depends := dict.fromkeys(dependency.repo_id for table in tables for dependency in table):
-        raise ConfigError(
-            f"a wheel cannot contain a kernel that loads other kernels ({', '.join(depends)}): only the Hub's client "
-            "loads them",
-            where=f"{config}: [general] kernel-depends",
-            hint=f"load it with the client: get_kernel({str(project.hub_repo_id or project.name)!r}, "
-            f"version={project.version}); without a network, from a private Hub (docs/hub.md)",
-        )
     if isinstance(project.framework, TvmFfi):
         raise ConfigError(
             "a wheel selects its variant by the installed Torch, which [tvm-ffi] projects do not use",
-            where=str(config),
+            where=str(project.root / "build.toml"),
             hint="publish it to a Hub: `kernel-builder upload`",
         )
     out = out or own_directory(project.root, "dist")
     name = _name(name or project.name)  # before the checks, which take longer
     version = _version(project, version or f"{project.version}.0")
+    kernels = _kernels(project, depends)
     checked = packages.without_untested(
         packages.checked_packages(project, progress, load=load, allow=allow),
         "publish it to a Hub: `kernel-builder upload --allow untested`",
@@ -100,20 +94,42 @@ def write_wheels(
         platforms[platform] += platforms.get("", [])
     text = card.source_text(project)
     # All metadata first, so that invalid metadata leaves no wheel behind.
-    wheels = [(metadata(project, platforms[key], text, name, version), key) for key in sorted(platforms)]
+    wheels = [(metadata(project, platforms[key], text, name, version, kernels), key) for key in sorted(platforms)]
     out.mkdir(parents=True, exist_ok=True)
     written = []
     for about, platform in wheels:
         names = tuple(variant.name for variant in platforms[platform])
         tag = f"{OLDEST_MANYLINUX}_{platform.partition('-')[0]}" if platform else "any"
-        path = wheel_archive.write(out, about, tag, _content(project, [checked[name] for name in names]))
+        path = wheel_archive.write(out, about, tag, _content(project, [checked[name] for name in names], kernels))
         written.append(WrittenWheel(path, names, tuple(map(str, about.requires_dist or ()))))
     return tuple(written)
 
 
-def _content(project: Project, of: Sequence[HubPackage]) -> dict[str, bytes]:
+def _kernels(project: Project, index_names: Sequence[str]) -> dict[str, tuple[str, int]]:
+    """Return the requirement and the version of each kernel that a project depends on, by repository."""
+    names, kernels = dict(entry.partition("=")[::2] for entry in index_names), {}
+    for _, path in project.python_files:
+        if _CLIENTS.search(path.read_bytes()):
+            hint = "write `from ._ops import get_kernel_dep`, and build again"
+            raise ConfigError("a wheel cannot take get_kernel_dep from the client", where=str(path), hint=hint)
+    for depend in (*project.kernel_depends, *itertools.chain(*project.backend_kernel_depends.values())):
+        own, version = depend.repo_id.partition("/")[2], depend.version
+        if version is None or not python_name(own).isidentifier():
+            raise ConfigError(
+                f"a wheel cannot require {depend.repo_id}: pip needs its version, and Python a name to import",
+                where=f"{project.root}/build.toml: [general] kernel-depends",
+                hint='write { repo-id = "org/base", version = 1 }',
+            )
+        kernels[depend.repo_id] = (f"{_name(names.get(own, own), '--depends')}<{version + 1},>={version}", version)
+    if unknown := names.keys() - {repo_id.partition("/")[2] for repo_id in kernels}:
+        where, hint = "--depends", "expected NAME=INDEX_NAME, such as base=my-base for org/base"
+        raise ConfigError(f"kernel-depends has no {', '.join(sorted(unknown))}", where=where, hint=hint)
+    return kernels
+
+
+def _content(project: Project, of: Sequence[HubPackage], kernels: Mapping[str, Any]) -> dict[str, bytes]:
     top = project.python_name
-    content = {f"{top}/__init__.py": _LOADER.read_bytes()}
+    content = {f"{top}/__init__.py": _LOADER.read_text().replace("DEPENDS = {}", f"DEPENDS = {kernels}").encode()}
     for package in of:
         if not (package.directory / top / "__init__.py").is_file():
             raise PackageError(
@@ -125,9 +141,15 @@ def _content(project: Project, of: Sequence[HubPackage]) -> dict[str, bytes]:
     return content
 
 
-def metadata(project: Project, variants: Sequence[Variant], text: str, name: str, version: str) -> Metadata:
+def metadata(
+    project: Project, variants: Sequence[Variant], text: str, name: str, version: str, kernels: Mapping[str, Any]
+) -> Metadata:
     """Return the metadata of a wheel for variants of a project, with its text, name and version in the index."""
-    extras = {backend.name: depends for backend, depends in project.backend_python_depends.items() if depends}
+    extras: dict[str, list[str]] = {}
+    for backend, python in project.backend_python_depends.items():
+        extras.setdefault(backend.name, []).extend(map(distribution_name, python))
+    for backend, depends in project.backend_kernel_depends.items():
+        extras.setdefault(backend.name, []).extend(kernels[depend.repo_id][0] for depend in depends)
     raw: RawMetadata = {
         "metadata_version": "2.4",
         "name": name,
@@ -135,15 +157,12 @@ def metadata(project: Project, variants: Sequence[Variant], text: str, name: str
         "summary": f"The kernel {project.name} for PyTorch",
         "description": text,
         "description_content_type": "text/markdown",
-        "requires_python": _PYTHON,
+        "requires_python": f">={OLDEST_PYTHON}",
         "requires_dist": [
             _torch(variants),
-            *(distribution_name(dependency) for dependency in project.python_depends),
-            *(
-                f'{distribution_name(dependency)}; extra == "{extra}"'
-                for extra, depends in extras.items()
-                for dependency in depends
-            ),
+            *map(distribution_name, project.python_depends),
+            *(kernels[depend.repo_id][0] for depend in project.kernel_depends),
+            *(f'{dependency}; extra == "{extra}"' for extra in extras for dependency in extras[extra]),
         ],
         "provides_extra": sorted(extras),
         "project_urls": dict(_urls(project)),
@@ -155,13 +174,13 @@ def metadata(project: Project, variants: Sequence[Variant], text: str, name: str
     return Metadata.from_raw(raw)
 
 
-def _name(name: str) -> str:
+def _name(name: str, option: str = "--name") -> str:
     try:
         return canonicalize_name(name, validate=True)
     except InvalidName as error:
         raise ConfigError(
             f"{name!r} is not a valid name for a package index",
-            where="--name",
+            where=option,
             hint="use letters, digits, and single hyphens between them: my-kernel",
         ) from error
 

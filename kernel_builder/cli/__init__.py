@@ -27,7 +27,7 @@ from kernel_builder.config.project import Project
 from kernel_builder.config.toml_schema import nearest
 from kernel_builder.plural import some_of
 from kernel_builder.progress import PrintableStream
-from kernel_format.errors import BuildError, ConfigError, KernelBuilderError, ToolchainError
+from kernel_format.errors import BuildError, ConfigError, KernelBuilderError, system_error
 
 _COMMANDS = toml_file.read(Path(__file__).with_name("commands.toml"))
 _Result = TypeVar("_Result")
@@ -106,9 +106,7 @@ class MainGroup(PluginGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
-            if name in (names := self.list_commands(ctx)):  # get_command has printed why it cannot be imported
-                ctx.exit(ToolchainError.exit_code)
-            close = nearest(name, names)
+            close = nearest(name, self.list_commands(ctx))
             meant = f"did you mean `{close}`?" if close else "--help lists all commands"
             raise click.UsageError(f"No such command {name!r}: {meant}", ctx)
         resolved, command, rest = super().resolve_command(ctx, args)
@@ -144,8 +142,7 @@ class MainGroup(PluginGroup):
         except BrokenPipeError:  # the reader of our output has ended; click exits quietly
             raise
         except OSError as error:
-            where = str(error.filename) if error.filename else None
-            self._stop(ctx, KernelBuilderError(error.strerror or str(error), where=where))
+            self._stop(ctx, system_error(error))
 
     def _stop(self, ctx: click.Context, error: KernelBuilderError) -> NoReturn:
         command = self.get_command(ctx, ctx.invoked_subcommand or "")

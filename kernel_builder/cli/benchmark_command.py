@@ -84,7 +84,6 @@ def benchmark(directory: Path, json_file: Path | None, **options: Any) -> None:
     same rounds: speeds are given as a share of copy speed, which a memory-bound kernel can reach, and exceed a little.
 
     \b
-    kernel-builder benchmark kernels/rmsnorm
     kernel-builder benchmark kernels/rmsnorm --against compile,liger --shapes 1x4096x2048,*x*x128
     kernel-builder benchmark kernels/rmsnorm --json rmsnorm.json
     """

@@ -36,7 +36,6 @@ def check_config(directories: tuple[Path, ...], as_json: bool) -> None:
     mistake in one does not stop the others.
 
     \b
-    kernel-builder check-config kernels/rmsnorm
     kernel-builder check-config kernels/*
     """
     projects, errors = of_each(directories, _read)
@@ -77,7 +76,6 @@ def update_build(directories: tuple[Path, ...], check: bool, license: str | None
     in edition 6, which does not stop the others.
 
     \b
-    kernel-builder update-build kernels/rmsnorm
     kernel-builder update-build kernels/* --check
     kernel-builder update-build old-kernel --license apache-2.0
     """

@@ -36,9 +36,7 @@ from kernel_format.errors import ConfigError
 @click.option(
     "--language",
     type=click.Choice(list(scaffold.BACKENDS)),
-    default="cuda",
-    show_default=True,
-    help="The language of the device code.",
+    help="The language of the device code. [default: cuda]",
 )
 @click.option(
     "--backends",
@@ -61,7 +59,7 @@ def init(
     path: str | None,
     name: str | None,
     operators: tuple[str, ...],
-    language: str,
+    language: str | None,
     backends: str | None,
     license_name: str,
     source: Path | None,
@@ -81,6 +79,8 @@ def init(
     kernel-builder init --from kernels/rmsnorm ../my-rmsnorm
     kernel-builder init org/scale --from scale.cu --op scale
     """
+    if source and (backends is not None or language):
+        raise ConfigError("the source determines them", where="--backends, --language", hint="leave them out")
     if source and not source.is_file():
         _copy(source, path, name, overwrite=overwrite)
         return
@@ -93,9 +93,9 @@ def init(
     created = scaffold.create(
         directory,
         repo_id,
-        scaffold.BACKENDS[language] if backends is None else [name for name in backends.split(",") if name],
+        scaffold.BACKENDS[language or "cuda"] if backends is None else [name for name in backends.split(",") if name],
         license_name=license_name,
-        language=language,
+        language=language or "cuda",
         operator=operators[0] if operators else "relu",
         overwrite=overwrite,
     )

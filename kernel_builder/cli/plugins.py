@@ -17,6 +17,15 @@ from typing import Any
 
 import click
 
+from kernel_format.errors import ToolchainError
+
+
+class _Missing(click.Command):
+    """A command that cannot be imported. Its help is the reason."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        raise ToolchainError(str(self.help), where=self.name, hint="install the missing module with pip")
+
 
 class PluginGroup(click.Group):
     """A group that imports its commands on first use, its own and those of other distributions.
@@ -50,9 +59,8 @@ class PluginGroup(click.Group):
         elif plugins := tuple(find_entry_points(group=self.entry_points, name=name)):
             try:
                 command = plugins[0].load()
-            except ImportError as error:  # --help still lists the other commands
-                click.echo(f"warning: `{name}` cannot be imported: {error}", err=True)
-                return None
+            except ImportError as error:  # --help still lists all commands
+                return _Missing(name, help=f"cannot be imported: {error}")
         else:
             return None
         assert isinstance(command, click.Command)

@@ -150,7 +150,7 @@ def doctor(as_json: bool) -> None:
     requirements = survey(Toolchains())
     verdict = {build: ready(requirements, build) for build in BUILDS}
     if as_json:
-        rows = [{**asdict(requirement), "ok": requirement.ok} for requirement in requirements]
+        rows = [{**asdict(row), "ok": row.ok, "hint": None if row.ok else row.hint} for row in requirements]
         click.echo(json.dumps({"ready": verdict, "findings": rows}, indent=2))
     else:
         for requirement in requirements:

@@ -211,6 +211,12 @@ def _described(result: BranchResult, dry_run: bool) -> str:
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Where to write. [default: DIR/dist]")
 @click.option("--name", metavar="NAME", help="The name in the package index. [default: the name in build.toml]")
 @click.option(
+    "--depends",
+    multiple=True,
+    metavar="NAME=INDEX_NAME",
+    help="The name in the package index of a kernel in kernel-depends; may be repeated. [default: NAME]",
+)
+@click.option(
     "--version", metavar="N.M", help="The version in the package index; N is the version of build.toml. [default: N.0]"
 )
 @owner_option

@@ -29,7 +29,7 @@ from kernel_format.errors import ConfigError
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON, with the obstacle of each.")
 @click.option("--runners", is_flag=True, help="Print the share of each CI runner, as JSON on one line.")
 @click.option(
-    "--changed-since", metavar="COMMIT", help="Only projects that differ from this commit of their git repository."
+    "--changed-since", metavar="COMMIT", help="Only projects with changes committed since HEAD left COMMIT's history."
 )
 @click.option(
     "--shared",

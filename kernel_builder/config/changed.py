@@ -62,11 +62,8 @@ def _contain(above: Iterable[Path], paths: Iterable[Path]) -> bool:
 def _shared_places(shared: Sequence[Path]) -> list[Path]:
     for path in shared:
         if not path.exists():
-            raise ConfigError(
-                "does not exist; expected a file or directory that all projects share",
-                where=f"--shared {path}",
-                hint="correct the path; it is relative to the current directory",
-            )
+            hint = "correct the path; it is relative to the current directory"
+            raise ConfigError("does not exist", where=f"--shared {path}", hint=hint)
     return [Path(os.path.realpath(path)) for path in shared]
 
 

@@ -20,6 +20,7 @@ class Matrix:
         hub_releases: The number of newest Torch releases that a full-ABI kernel offers.
         oldest_stable: The oldest Torch release whose stable ABI can be targeted.
         torch: The Torch releases, ascending.
+        torch_headers: Part of Torch's headers -> the beginnings of their names.
         cxx: Torch release -> the C++ standard that its headers need.
         tvm_ffi: The release of TVM FFI that projects without Torch are compiled for.
         component: Components of toolchains, as in the tables of back ends.
@@ -30,6 +31,7 @@ class Matrix:
     platforms: tuple[str, ...]
     oldest_stable: Release
     torch: tuple[Release, ...]
+    torch_headers: Mapping[Any, list[str]]
     cxx: dict[Release, int]
     tvm_ffi: Release
     component: Mapping[str, Any]
@@ -45,6 +47,7 @@ def load() -> Matrix:
         platforms=tuple(data["hub"]["platforms"]),
         oldest_stable=Release.parse(data["stable-abi"]["oldest"]),
         torch=tuple(sorted(map(Release.parse, data["torch"]))),
+        torch_headers=data["torch-headers"],
         cxx={Release.parse(release): entry.get("cxx", 17) for release, entry in data["torch"].items()},
         tvm_ffi=Release.parse(data["tvm-ffi"]["release"]),
         component=data["component"],

@@ -10,9 +10,10 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from kernel_builder import toml_file
 from kernel_format.errors import ConfigError
 from kernel_format.release import Release, Version
 
@@ -47,15 +48,7 @@ class TomlPlace:
         return TomlPlace(self.file, f"{self.table}.{self.key}" if self.table else self.key)
 
 
-# Other names for back ends.
-_SYNONYMS = {
-    **dict.fromkeys(("mps", "apple", "macos"), "metal"),
-    **dict.fromkeys(("gpu", "nvidia"), "cuda"),
-    **dict.fromkeys(("hip", "amd", "amdgpu"), "rocm"),
-    **dict.fromkeys(("npu", "ascend"), "cann"),
-    **dict.fromkeys(("sycl", "intel"), "xpu"),
-    **dict.fromkeys(("x86_64", "arm64", "aarch64"), "cpu"),
-}
+_SYNONYMS: Mapping[str, str] = toml_file.read(Path(__file__).with_name("synonyms.toml"))
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

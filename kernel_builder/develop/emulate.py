@@ -124,7 +124,7 @@ def _kernels(project: Project, backend: str | None, warp_size: int) -> list[Kern
     raise ConfigError(
         f"the project has no kernel for {backend or ' or '.join(known.name for known in every)} to emulate",
         where=where,
-        hint="use another --backend",
+        hint="use another --backend" if backend else "write CUDA kernels: the emulator runs no others",
     )
 
 

@@ -79,11 +79,8 @@ def _local_kernels(project: Project, directory: Path) -> dict[str, str]:
     if not project.hub_repo_id:
         return {}
     if ":" in str(directory):
-        raise ConfigError(
-            "the directory's name contains a colon, which separates the entries of LOCAL_KERNELS",
-            where=str(directory),
-            hint="move the project to a directory without a colon",
-        )
+        message = "the path has a colon, which separates the entries of LOCAL_KERNELS"
+        raise ConfigError(message, where=str(directory), hint="move the project to a path without a colon")
     own = f"{project.hub_repo_id}={directory}"
     return {"LOCAL_KERNELS": ":".join([own, *filter(None, [os.environ.get("LOCAL_KERNELS")])])}
 

@@ -23,15 +23,7 @@ from kernel_format import files
 from kernel_format.errors import ConfigError
 
 NAME = "pyproject.toml"
-CONTENT = f"""\
-# Written by `kernel-builder create-pyproject`. Do not commit it.
-[build-system]
-requires = ["torch-kernel-builder"]
-build-backend = "{__name__}"
-
-[tool.pytest.ini_options]
-markers = ["kernels_ci: a test to run in CI"]
-"""
+CONTENT = Path(__file__).with_name("project.toml").read_text()
 
 
 def create(directory: Path, *, overwrite: bool = False) -> Path:

@@ -43,7 +43,7 @@ _WRITES_KERNELS = Version("2.3")
 _UNREACHED = ("ConnectError", "ConnectTimeout")
 _MALFORMED = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)  # of the client
 _STALE = (409, 412)  # statuses for a commit whose parent is no longer the head of the branch
-_AGAIN = "run the same command again: uploaded files are kept, and nothing is published partially"
+_AGAIN = "run the same command again; an upload continues, and nothing is published partially"
 _HINTS = {
     401: "the Hub does not accept the token: run `hf auth login`, or set HF_TOKEN",
     403: "use a token with write access to the organization; `upload --create-pr` needs it for a new repository only",

@@ -19,7 +19,7 @@ from kernel_format.metadata import CAPABILITIES_LIMITED, NAME, PLACE, SOURCES, P
 # Increment when a change here changes the files of a package for equal inputs.
 _RECIPE = 2
 
-_TEMPLATES = ("_ops.py", "_ops_noarch.py", "_ops_tvm_ffi.py", "compat_init.py")
+_TEMPLATES = ("_ops.py", "_ops_names.py", "_ops_tvm_ffi.py", "_ops_depends.py", "compat_init.py")
 
 # The first releases of `kernels` that give a kernel those that it depends on, and that read several `upstream`
 # repositories; in three parts, as the client reads them.
@@ -39,17 +39,18 @@ def assemble(planned: PlannedVariant, binary: Path | None, directory: Path) -> N
     """Write a package into `directory`, which must not exist."""
     project = planned.project
     on_tvm_ffi = isinstance(planned.variant.framework, TvmFfiAbi)
-    templates = {"_ops.py": "_ops_noarch.py" if binary is None else "_ops_tvm_ffi.py" if on_tvm_ffi else "_ops.py"}
+    ops = "import torch\n\n" if binary is None else _template("_ops_tvm_ffi.py" if on_tvm_ffi else "_ops.py")
+    ops += "" if on_tvm_ffi else _template("_ops_names.py")
+    depends = project.kernel_depends or any(project.backend_kernel_depends.values())
+    templates = {"_ops.py": ops + (_template("_ops_depends.py") if depends else "")}
     # Python prefers a directory to a module of the same name, so the directory would hide the project's module.
     if f"{project.python_name}.py" not in planned.python:
-        templates[f"{project.python_name}/__init__.py"] = "compat_init.py"
+        templates[f"{project.python_name}/__init__.py"] = _template("compat_init.py")
     machine = (planned.variant.platform or "").partition("-")[0]
-    written: dict[str, str | bytes] = {
-        name: string.Template(_template(template)).substitute(namespace=planned.module, machine=machine)
-        for name, template in templates.items()
-    }
+    names = {"namespace": planned.module, "machine": machine, "python_name": project.python_name}
+    written = {name: string.Template(template).substitute(names) for name, template in templates.items()}
     python = {name: read_unchanged(source, planned.python[name]) for name, source in project.python_files}
-    write_files(directory, written | python)
+    write_files(directory, {**written, **python})
     if binary is not None:
         library = directory / f"{planned.module}{'.so' if on_tvm_ffi else '.abi3.so'}"
         shutil.copyfile(binary, library)

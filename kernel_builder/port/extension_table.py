@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kernel_builder import toml_file
 from kernel_builder.backends.cuda import CUDA
 from kernel_builder.config import compiler_flags, known_backends
 from kernel_builder.config.project import HEADER_SUFFIXES, Kernel
@@ -27,13 +28,7 @@ _GENCODE = re.compile(r"(?:-gencode|--generate-code)[= ]?arch=compute_(\w+),code
 _ARCH = re.compile(r"-{1,2}(?:arch|gpu-architecture)=(?:sm|compute)_(\w+)")
 _TARGET = re.compile(r"-DTORCH_TARGET_VERSION=(0x[0-9a-fA-F]{16})(?:ULL|UL)?")
 _READ = {"name", "sources", "include_dirs", "define_macros", "undef_macros", "extra_compile_args", "py_limited_api"}
-_LINKED = "the builder links the libraries of docs/linking.md"
-_WITHOUT_KEY = {
-    **dict.fromkeys(("libraries", "library_dirs", "runtime_library_dirs"), _LINKED),
-    "extra_link_args": "the builder has its own link options",
-    "extra_objects": "a binary is compiled from sources only",
-    "language": "the suffix of a source determines its language",
-}
+_WITHOUT_KEY = toml_file.read(Path(__file__).with_name("rewrites.toml"))["without-key"]
 
 
 @dataclass(frozen=True)
@@ -199,7 +194,7 @@ class TableReader:
     def _is_allowed(self, key: str, option: Sequence[str]) -> bool:
         try:
             if re.match(r"-l(?!ineinfo)\w", option[0]):
-                raise ConfigError(_LINKED)
+                raise ConfigError(_WITHOUT_KEY["libraries"])
             compiler_flags.check(self.root, "ported", key, option if key == "cxx" else ())
             nvcc = tuple(option) if key == "nvcc" else ()
             CUDA.check_flags(self.root, "ported", Kernel("ported", known_backends.get("cuda"), (), (), cuda_flags=nvcc))

@@ -17,6 +17,7 @@ from kernel_builder.config import build_toml
 from kernel_builder.config.project import distribution_name, python_name
 from kernel_builder.config.project_files import submodules
 from kernel_builder.json_value import by_field
+from kernel_builder.plural import listed
 from kernel_builder.port.extension_table import PortedExtension, Remark, TableReader
 from kernel_builder.port.setup_runs import SetupRun, run_setup
 from kernel_builder.steps.confinement import SandboxMode
@@ -74,7 +75,10 @@ def port(setup: Path, repo_id: str | None = None, words: Sequence[str] = (), san
     """
     runs = run_setup(setup, words, sandbox)
     root = setup.resolve().parent
-    failed = tuple(f"as on {run.machine.title}: {setup.name} ends at {run.error}" for run in runs if run.error)
+    ends: dict[str, list[str]] = {}
+    for run in runs:
+        ends.setdefault(run.error or "", []).append(run.machine.title)
+    failed = tuple(f"as on {listed(on)}: {setup.name} ends at {error}" for error, on in ends.items() if error)
     left_out = [Remark(*entry) for run in runs for entry in run.left_out]
     kernels: list[PortedExtension] = []
     for (run, extension), backend, has_other in _chosen(runs, left_out):

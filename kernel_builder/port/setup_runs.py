@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from kernel_builder import toml_file
 from kernel_builder.config.project_files import work_tree
 from kernel_builder.steps import confinement
 from kernel_builder.steps.confinement import SandboxMode
@@ -38,20 +39,7 @@ _RECORD = {
     "assumed": [[int, str]],
 }
 _NOT_COPIED = (".git", ".venv", "__pycache__", "node_modules")
-# Programs that scripts start: path -> script. The toolkit and the repository are not in the sandbox, and nothing is
-# installed or removed. Compilers record their commands, and write empty objects.
-_COMPILE = """case " $* " in *" -c "*) echo "$@" >>COMPILED
-    for word; do [ "$before" != -o ] || : >"$word"; before=$word; done; exit;;
-esac
-"""
-_NVCC = "Cuda compilation tools, release 13.0, V13.0.88\nBuild cuda_13.0.r13.0/compiler.36424714_0"
-_PROGRAMS = {
-    "bin/git": f"echo {'0' * 40}",
-    "bin/pip": "",
-    "cuda/bin/nvidia-smi": "echo 9.0",
-    "cuda/bin/nvcc": f"{_COMPILE}echo '{_NVCC}'",
-    **{f"bin/{name}": f'{_COMPILE}exec /usr/bin/{name} "$@"' for name in ("c++", "g++", "cc", "gcc")},
-}
+_TABLES = toml_file.read(Path(__file__).with_name("machines.toml"))
 
 
 @dataclass(frozen=True)
@@ -59,17 +47,12 @@ class Machine:
     """A machine to run the script for."""
 
     title: str
-    cuda: str | None
     gpu: bool
     variables: Mapping[str, str]
+    cuda: str | None = None
 
 
-# FORCE_CUDA is the variable by which many scripts compile for CUDA without a GPU.
-MACHINES = (
-    Machine("CUDA 13 with a GPU", "13.0", True, {}),
-    Machine("CUDA 13 without a GPU", "13.0", False, {"FORCE_CUDA": "1"}),
-    Machine("a CPU", None, False, {}),
-)
+MACHINES = tuple(Machine(**table) for table in _TABLES["machine"])
 
 
 @dataclass(frozen=True)
@@ -101,9 +84,9 @@ def run_setup(setup: Path, words: Sequence[str] = (), sandbox: SandboxMode = "re
         home = scratch / "cuda"
         tree = work_tree(setup.resolve().parent)
         root = _copy(tree, setup.resolve().parent, scratch / "project")
-        for path, script in _PROGRAMS.items():
+        for path, script in _TABLES["programs"].items():
             (scratch / path).parent.mkdir(parents=True, exist_ok=True)
-            (scratch / path).write_text(f"#!/bin/sh\n{script}\n".replace("COMPILED", str(scratch / "compiled")))
+            (scratch / path).write_text(script.replace("COMPILED", str(scratch / "compiled")))
             (scratch / path).chmod(0o755)
         for name in ("python", "python3"):  # with which scripts generate sources
             (scratch / "bin" / name).symlink_to(sys.executable)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernel_builder import backends
 from kernel_builder.backends.tools import Obstacle
@@ -98,6 +98,9 @@ def available(
         else:
             unavailable.append(UnavailableVariant(project.name, variant.name, reason.reason, reason.hint))
     if not buildable:
+        if backends:  # the message has the reasons of these alone
+            of = tuple(backend for backend in project.backends if backend.name in backends)
+            project = replace(project, backends=of, kernels=tuple(k for k in project.kernels if k.backend in of))
         raise _nothing(project, backends or tuple(map(str, project.backends)), requested, unavailable)
     return tuple(buildable), tuple(unavailable)
 

@@ -95,9 +95,8 @@ def chosen(mode: SandboxMode, compiler: Path | None, progress: Progress | None =
     """Return the first sandbox in which the compiler runs, and without network; warn if there is none."""
     confinement = _first_usable(mode, compiler)
     if confinement.kind is None and mode == "auto" and progress:
-        progress.say(
-            f"warning: no sandbox is available, so compilers and packages run without one ({confinement.reason})"
-        )
+        problem = "the sandbox is off" if debugging() else "no sandbox is available"
+        progress.say(f"warning: {problem}, so compilers and packages run without one ({confinement.reason})")
     return confinement
 
 

@@ -4,6 +4,35 @@
 installed. A kernel that the client has loaded already is used as it is, and the client uses the modules of this one.
 """
 
+# The kernels that this one depends on: repository -> requirement in the package index, and version.
+DEPENDS = {}
+
+
+def get_kernel_dep(repo_id):
+    """Import the wheel of a kernel that this one depends on, but no other module of its name."""
+    import importlib.util
+    import json
+    from pathlib import Path
+
+    if repo_id not in DEPENDS:
+        raise ImportError(f"{repo_id} is not in this wheel's kernel-depends: add it to build.toml, and build again")
+    (requirement, version), module = DEPENDS[repo_id], repo_id.rpartition("/")[2].replace("-", "_")
+    spec = importlib.util.find_spec(module)
+    found = Path(spec.origin or module) if spec else None
+    # The loader of a wheel, or the package that takes its place when it is loaded.
+    files = [file for place in (found.parents[0:3:2] if found else ()) for file in place.glob("build/*/metadata.json")]
+    packages = [json.loads(file.read_bytes()) for file in files]
+    kernels = {(of.get("provenance", {}).get("built-for", {}).get("repo-id"), of.get("version")) for of in packages}
+    if kernels != {(repo_id, version)}:
+        actual = " and ".join(f"{name}, version {major}" for name, major in kernels) or "not the wheel of a kernel"
+        raise ImportError(
+            f"{repo_id}, version {version}, is needed.\n"
+            f"  `import {module}` finds: {f'{found}, which is {actual}' if found else 'no module'}\n"
+            f'  install it: pip install --force-reinstall "{requirement}"; a module earlier in sys.path hides it',
+            name=module,
+        )
+    return importlib.import_module(module)
+
 
 def _parse(name):
     """Return (framework, Torch release, backend, CUDA release, platform) of a variant; None stands for any."""
@@ -61,14 +90,8 @@ def _fits(variant, torch_release, backend, cuda, platform, limited_api, cxx11):
 def choose(names, torch_release, backend, cuda, platform, limited_api=True, cxx11=True):
     """Return the name of the variant that the client loads, or None.
 
-    Args:
-        names: The variants.
-        torch_release: Major and minor of Torch.
-        backend: The backend that Torch was built for, such as `cuda`.
-        cuda: Major and minor of Torch's CUDA, or None.
-        platform: For example `x86_64-linux`.
-        limited_api: Whether this Python loads modules of the limited API.
-        cxx11: Whether Torch was built with the C++11 ABI of libstdc++.
+    `cuda` is Torch's CUDA release or None, `platform` for example `x86_64-linux`, `limited_api` whether this Python
+    loads modules of the limited API, and `cxx11` whether Torch was built with the C++11 ABI of libstdc++.
     """
 
     def order(name):
@@ -84,9 +107,7 @@ def choose(names, torch_release, backend, cuda, platform, limited_api=True, cxx1
 def has_code(archs, capability):
     """Return whether a GPU runs code for one of the architectures, by the rule of the client.
 
-    Args:
-        archs: As in metadata.json: "8.0", "9.0a", "10.0f" or "12.0+PTX". Others are ignored; without any known, True.
-        capability: Major and minor of the GPU.
+    Architectures are as in metadata.json: "8.0", "9.0a", "10.0f" or "12.0+PTX". Without a known one the result is True.
     """
     import re
 
@@ -129,17 +150,14 @@ def _capabilities(torch):
     return found
 
 
-def _check_gpu(name, package, torch):
+def _check_gpu(name, variant, archs, torch):
     """Raise an ImportError if the package has code for none of the GPUs: its first launch would fail."""
-    import json
-
-    archs = json.loads((package / "metadata.json").read_text(encoding="utf-8"))["backend"].get("archs", [])
     gpus = _capabilities(torch) if archs else []
     if gpus and not any(has_code(archs, gpu) for gpu in gpus):
         listed = ", ".join(sorted({f"{major}.{minor}" for major, minor in gpus}))
         raise ImportError(
             f"{name} has no code for this machine's GPU.\n"
-            f"  {package.name} has code for: {', '.join(archs)}\n"
+            f"  {variant} has code for: {', '.join(archs)}\n"
             f"  capability of the GPU: {listed}\n"
             "  install a newer wheel; or add the capability to cuda-capabilities in build.toml, and build one: "
             "kernel-builder build, then kernel-builder wheel",
@@ -149,6 +167,7 @@ def _check_gpu(name, package, torch):
 
 def _load(name, file):
     import importlib.util
+    import json
     import os
     import platform
     import sys
@@ -168,7 +187,7 @@ def _load(name, file):
     cxx11 = torch.compiled_with_cxx11_abi()
     chosen = choose(names, _release(torch.__version__), backend, cuda, here, limited_api, cxx11)
     if chosen is None:
-        built = f"CUDA {torch.version.cuda}" if backend == "cuda" else backend
+        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else _backend(torch)[0]
         threads = "" if limited_api else ", free-threaded"
         platforms = {_parse(variant)[4] or here for variant in names if _parse(variant)}
         advice = (
@@ -187,8 +206,11 @@ def _load(name, file):
             f"  {advice}",
             name=name,
         )
+    about = json.loads((directory / chosen / "metadata.json").read_bytes())
     if backend == "cuda":
-        _check_gpu(name, directory / chosen, torch)
+        _check_gpu(name, chosen, about["backend"].get("archs", []), torch)
+    # Until the package takes this module's place, its `get_kernel_dep` is that of this module.
+    sys.modules[name].loading = about["id"]
     # The package's own loader loads each module once, by whichever name it is imported first.
     spec = importlib.util.spec_from_file_location(name, directory / chosen / name / "__init__.py")
     spec.loader.exec_module(importlib.util.module_from_spec(spec))

@@ -18,17 +18,6 @@ from kernel_format.release import Release
 from kernel_format.variant import TvmFfiAbi
 
 TORCH_PREFIX = "torch/include/"
-# All headers, and the headers of the stable ABI with every header that they include.
-_TORCH_SUBSETS: Mapping[Subset, tuple[str, ...]] = {
-    "stable": (
-        "ATen/Config.h",
-        "torch/csrc/inductor/aoti_torch/c/",
-        "torch/csrc/inductor/aoti_torch/generated/",
-        "torch/csrc/stable/",
-        "torch/headeronly/",
-    ),
-    "full": ("",),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +79,11 @@ def _file(entry: Mapping[str, Any], required_by: str | None) -> ComponentFile:
 def of_torch(releases: Iterable[Release]) -> Iterator[Component]:
     """Yield the headers of Torch releases."""
     for release in releases:
-        for subset, take in _TORCH_SUBSETS.items():
+        for subset, take in matrix.load().torch_headers.items():
             yield Component(
                 name=torch_headers(release, subset),
                 title=f"Torch {release} headers ({subset})",
-                files=(ComponentFile(project="torch", prefix=TORCH_PREFIX, take=take, release=release),),
+                files=(ComponentFile(project="torch", prefix=TORCH_PREFIX, take=tuple(take), release=release),),
             )
 
 

@@ -36,6 +36,7 @@ from kernel_format.errors import FetchError
 from kernel_sandbox.programs import python_module, run_program
 
 _TIMEOUT = (10.0, 60.0)  # seconds to connect, and between two reads
+_RETRIED = (429, 500, 502, 503, 504)  # within seconds: a long `Retry-After` would be a wait without a message
 _LARGEST = 1 << 30  # bytes of a source distribution
 _MOST_FILES = 100_000  # of a project
 _ADDRESS_BYTES = 64 << 20  # of all of them: a page may have a long `base`
@@ -81,7 +82,7 @@ class Index:
                 hint="begin it with https://, and write `/`, `?`, `#` and `@` in a password as %2F, %3F, %23 and %40",
             )
         self._retries = retries or Retry(
-            total=4, backoff_factor=0.3, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False
+            4, backoff_factor=0.3, status_forcelist=_RETRIED, raise_on_status=False, respect_retry_after_header=False
         )
         self._session = requests.Session()
         self._session.headers["User-Agent"] = f"kernel-builder/{VERSION}"

@@ -58,6 +58,9 @@ def test_errors_name_the_mistake() -> None:
             kernel_builder.load("__global__ void f() {}", "f")
     with pytest.raises(BuildError, match=r"inline\.cpp:2:.*nothing_like_this"):
         kernel_builder.load("\nTensor broken(const Tensor& x) { return nothing_like_this(x); }\n", "broken")
+    with pytest.raises(BuildError) as refused:
+        kernel_builder.load("void f(const Tensor& x, float factor) {}", "f")
+    assert "Tensor, double, int64_t" in str(refused.value.hint)
 
 
 def test_code_for_another_gpu_is_refused(tmp_path: Path) -> None:

@@ -30,6 +30,13 @@ def test_a_process_that_is_killed_while_it_writes_leaves_nothing(tmp_path: Path,
     assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o640)
 
 
+def test_errors_name_the_destination(tmp_path: Path) -> None:
+    for path, limit in ((tmp_path / "no/file", 99), (tmp_path / "file", 9)):
+        with pytest.raises(OSError, match=r"No such|too large") as caught, files.size_limit(limit):
+            files.write_atomically(path, "more than nine bytes")
+        assert caught.value.filename == str(path)
+
+
 def test_what_a_killed_process_has_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Directories of running processes, of other programs and those that a link leads to stay."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))

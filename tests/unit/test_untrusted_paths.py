@@ -84,10 +84,7 @@ def repository() -> RemoteRepository:
 
 @pytest.mark.parametrize(
     ("paths", "message"),
-    [
-        (["a", "../../home/me/file"], "leaves its directory"),
-        ([f"a{number}" for number in range(12)], "more than"),
-    ],
+    [(["a", "../../home/me/file"], "leaves its directory"), ([f"a{number}" for number in range(12)], "more than")],
 )
 def test_a_listing_with_too_many_paths_or_one_out_of_the_repository_is_refused(
     paths: list[str], message: str, answer: Callable[[HostileHub], None], monkeypatch: pytest.MonkeyPatch

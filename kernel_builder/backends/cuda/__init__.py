@@ -243,12 +243,7 @@ CUDA = _Cuda(
     table=TABLE,
     preference=3,
     defines=("-DUSE_CUDA",),
-    # Headers of CUDA's libraries, and those of Torch and CUTLASS that include one of them, directly or not. In Torch
-    # 2.15, 77 of 9,572 headers do. The pattern covers them and 186 more; it leaves out the 13 that also need NCCL.
-    library_headers=re.compile(
-        r"(cublas|cudalibxt|cuda_profiler|cudaProfiler|cudnn|cufft|curand|cusolver|cusparse)\w*\.h"
-        r"|(nvblas|nvml|nvrtc)\.h|nvtx3/.*|c10/cuda/driver_api\.h|(ATen|torch)/(.*/)?(cuda|cudnn).*|cutlass/util/.*"
-    ),
+    library_headers=re.compile("|".join(DATA["headers"]["need-libraries"])),
     # Torch does not load the driver in a way that others see, and a binary that only named it would not load on a
     # machine without a driver.
     linked_if_called=(LinkedIfCalled("libcuda.so.1", symbols=" cu[A-Z]", but_not=" cuFile"),),

@@ -1,13 +1,16 @@
 """Small random models of diffusers with inputs for them, by the names of their sizes and inputs."""
 
 import inspect
+import json
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import diffusers
 import torch
+from diffusers.models import transformers
 from diffusers.models.attention import BasicTransformerBlock
 from diffusers.models.embeddings import get_3d_rotary_pos_embed
-from diffusers.models.transformers import transformer_chronoedit, transformer_wan_animate
 from diffusers.models.transformers.transformer_flux import FluxIPAdapterAttnProcessor
 from diffusers.models.transformers.transformer_sd3 import SD3SingleTransformerBlock
 from model_cases import Case, randomized
@@ -130,6 +133,10 @@ def sdxl_unet() -> Case:
     )
 
 
+def single_block_of_sd3() -> Case:
+    return part(randomized(SD3SingleTransformerBlock(WIDE, HEADS, HEAD_DIM)), None, temb=random(WIDE))
+
+
 def part(module: nn.Module, text: int | None = WIDE, **inputs: Any) -> Case:
     """Return a part of a model, with states of the text of a width."""
     states = {"hidden_states": random(TOKENS, WIDE)}
@@ -165,13 +172,15 @@ def image_prompt() -> Case:
     return part(block, temb=random(WIDE), joint_attention_kwargs={"ip_hidden_states": [random(4, 16)]})
 
 
-def adapted(case: Case) -> Case:
+def flux_with_lora() -> Case:
+    case = flux()
     targets = ["to_q", "to_k", "to_out.0", "add_q_proj", "to_qkv_mlp_proj", "linear_in", "proj_out"]
     case.model.add_adapter(LoraConfig(r=4, init_lora_weights=False, target_modules=targets))
     return Case(randomized(case.model), case.inputs, case.whole)
 
 
-def fused(case: Case) -> Case:
+def fused_flux() -> Case:
+    case = flux()
     case.model.fuse_qkv_projections()
     return case
 
@@ -198,8 +207,10 @@ def wan(name: str = "Wan", per_token: bool = False, **options: Any) -> Case:
     return case(f"{name}Transformer3DModel", VIDEO, inputs, **options)
 
 
-def wan_block(library: Any) -> Case:
-    block = library.WanTransformerBlock(dim=WIDE, ffn_dim=96, num_heads=HEADS, cross_attn_norm=True)
+def wan_block(library: str) -> Case:
+    block = getattr(transformers, library).WanTransformerBlock(
+        dim=WIDE, ffn_dim=96, num_heads=HEADS, cross_attn_norm=True
+    )
     angles = torch.rand(1, TOKENS, 1, HEAD_DIM // 2).repeat_interleave(2, -1)
     return part(randomized(block), temb=random(6, WIDE), rotary_emb=(angles.cos(), angles.sin()))
 
@@ -226,46 +237,8 @@ def cogvideox(rotary: bool = True) -> Case:
     return case("CogVideoXTransformer3DModel", shape, inputs, use_rotary_positional_embeddings=rotary, **sizes)
 
 
+# The functions and their options: {} for the default.
 CASES = {
-    "Flux.1": flux,
-    "Flux.1, fused projections": lambda: fused(flux()),
-    "Flux.2": flux2,
-    "Qwen-Image": qwen_image,
-    "Qwen-Image, mask": lambda: qwen_image(masked=True),
-    "Qwen-Image, edited": lambda: qwen_image(halves=True, zero_cond_t=True),
-    "Qwen-Image, layers": lambda: qwen_image(halves=True, use_layer3d_rope=True),
-    "SD 3": sd3,
-    "SD 3.5": lambda: sd3(dual_attention_layers=(0,), qk_norm="rms_norm"),
-    "single block of SD 3": lambda: part(
-        randomized(SD3SingleTransformerBlock(WIDE, HEADS, HEAD_DIM)), None, temb=random(WIDE)
-    ),
-    "PixArt": pixart,
-    "SDXL": sdxl,
-    "SDXL, whole": sdxl_unet,
-    "block without cross-attention": basic_block,
-    "block with cross-attention only": lambda: basic_block(cross_attention_dim=16, only_cross_attention=True),
-    "block of Latte": lambda: basic_block(norm_type="ada_norm_single"),
-    "block of classes": lambda: basic_block(norm_type="ada_norm_zero", num_embeds_ada_norm=8),
-    "block with positions": lambda: basic_block(positional_embeddings="sinusoidal", num_positional_embeddings=64),
-    "block of Flux.2, one modulation": lambda: block_of_flux2((1, 1)),
-    "block of Flux.2, modulation per token": lambda: block_of_flux2((BATCH, TOKENS)),
-    "single block of Flux.2, streams apart": single_block_of_flux2,
-    "Flux.1, image prompt": image_prompt,
-    "Flux.1, LoRA": lambda: adapted(flux()),
-    "LTX-Video": ltx,
-    "LTX-Video, time per token": lambda: ltx(times=FRAMES * TOKENS),
-    "LTX-Video, coordinates": lambda: ltx(coordinates=True),
-    "LTX-Video, weights of norms": lambda: ltx(norm_elementwise_affine=True),
-    "Wan": wan,
-    "Wan, time per token": lambda: wan(per_token=True),
-    "Wan, image": lambda: wan(image_dim=24, added_kv_proj_dim=WIDE),
-    "Wan, no second norm": lambda: wan(cross_attn_norm=False),
-    "Wan, other norms": wan_with_other_norms,
-    "Wan VACE": lambda: wan("WanVACE", vace_layers=[0, 1], vace_in_channels=8),
-    "block of Wan Animate": lambda: wan_block(transformer_wan_animate),
-    "block of ChronoEdit": lambda: wan_block(transformer_chronoedit),
-    "HunyuanVideo": hunyuan_video,
-    "HunyuanVideo, image": lambda: hunyuan_video(image_condition_type="token_replace"),
-    "CogVideoX": cogvideox,
-    "CogVideoX, no rotary embedding": lambda: cogvideox(rotary=False),
+    name: partial(globals()[function], **options)
+    for name, (function, options) in json.loads(Path(__file__).with_suffix(".json").read_text()).items()
 }

@@ -1,53 +1,28 @@
 """Norms by the kernels, for all dtypes of input and weight."""
 
 import importlib
+import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from diffusers.models.normalization import FP32LayerNorm, RMSNorm
 from model_cases import DEVICE, RecordedModel
 from torch import nn
 
 pytestmark = pytest.mark.kernels_ci
 WIDTH = 48
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-TRANSFORMERS = (
-    *("gemma.GemmaRMSNorm", "gemma2.Gemma2RMSNorm", "gemma3.Gemma3RMSNorm", "llama.LlamaRMSNorm"),
-    *("mistral.MistralRMSNorm", "olmo2.Olmo2RMSNorm", "olmo3.Olmo3RMSNorm", "phi3.Phi3RMSNorm"),
-    *("qwen2.Qwen2RMSNorm", "qwen2_5_vl.Qwen2_5_VLRMSNorm", "qwen3.Qwen3RMSNorm", "qwen3_vl.Qwen3VLTextRMSNorm"),
-    *("t5.T5LayerNorm", "umt5.UMT5LayerNorm"),
-)
-
-
-def of_transformers(name):
-    model, cls = name.split(".")
-    return getattr(importlib.import_module(f"transformers.models.{model}.modeling_{model}"), cls)(WIDTH, eps=1e-5)
-
-
-def of_diffusers(name, *args, module="normalization", **options):
-    return getattr(importlib.import_module(f"diffusers.models.{module}"), name)(*args, **options)
-
-
-NORMS = {
-    **{name: lambda name=name: of_transformers(name) for name in TRANSFORMERS},
-    "torch.RMSNorm": lambda: nn.RMSNorm(WIDTH),
-    "torch.RMSNorm, eps": lambda: nn.RMSNorm(WIDTH, eps=1e-3),
-    "torch.RMSNorm, plain": lambda: nn.RMSNorm(WIDTH, elementwise_affine=False),
-    "torch.LayerNorm": lambda: nn.LayerNorm(WIDTH),
-    "torch.LayerNorm, no bias": lambda: nn.LayerNorm(WIDTH, bias=False),
-    "torch.LayerNorm, plain": lambda: nn.LayerNorm(WIDTH, elementwise_affine=False),
-    "diffusers.RMSNorm": lambda: of_diffusers("RMSNorm", WIDTH, 1e-5),
-    "diffusers.RMSNorm, bias": lambda: of_diffusers("RMSNorm", WIDTH, 1e-5, bias=True),
-    "diffusers.RMSNorm, plain": lambda: of_diffusers("RMSNorm", WIDTH, 1e-5, elementwise_affine=False),
-    "diffusers.FP32LayerNorm": lambda: of_diffusers("FP32LayerNorm", WIDTH, eps=1e-5),
-    "Krea2RMSNorm": lambda: of_diffusers("Krea2RMSNorm", WIDTH, module="transformers.transformer_krea2"),
-}
+# Module, class, arguments and options.
+NORMS = json.loads(Path(__file__).with_name("norms.json").read_text())
 LEFT = {"torch.RMSNorm", "torch.RMSNorm, plain"}  # Their epsilon is that of the dtype.
 
 
 def norm_named(name):
     torch.manual_seed(0)
-    norm = NORMS[name]().to(DEVICE)
+    module, cls, arguments, options = NORMS[name]
+    norm = getattr(importlib.import_module(module), cls)(*arguments, **options).to(DEVICE)
     for parameter in norm.parameters():
         nn.init.normal_(parameter)
     return norm
@@ -104,7 +79,7 @@ def test_norm_of_a_norm(blocks):
 
 @pytest.mark.parametrize(
     "build",
-    [nn.LayerNorm, nn.RMSNorm, partial(of_diffusers, "RMSNorm", eps=1e-5), partial(of_diffusers, "FP32LayerNorm")],
+    [nn.LayerNorm, nn.RMSNorm, partial(RMSNorm, eps=1e-5), FP32LayerNorm],
     ids=["torch.LayerNorm", "torch.RMSNorm", "diffusers.RMSNorm", "diffusers.FP32LayerNorm"],
 )
 def test_norm_over_several_dimensions_is_the_models(blocks, build):

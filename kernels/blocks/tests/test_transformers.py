@@ -5,21 +5,13 @@ import copy
 import pytest
 import torch
 from model_cases import DEVICE, RecordedModel, error
-from text_models import CONFIGS, PADDED, TOKENS, logits, model_of
+from text_models import CONFIGS, PADDED, TABLE, TOKENS, logits, model_of
 from torch import nn
 from transformers import DynamicCache
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_the_device_of_the_kernels")
 MODELS = pytest.mark.parametrize("name", sorted(CONFIGS))
-PLAIN = {"rms_norm": 1, "add_rms_norm": 4, "swiglu_pair": 2}
-GEMMA = {"rms_norm": 5, "add_rms_norm": 4, "geglu_pair": 2}
-KERNELS = {
-    "gemma2": {**GEMMA, "apply_rotary": 2},
-    "gemma3": {**GEMMA, "norm_rotary": 2},
-    **{name: {**PLAIN, "apply_rotary": 2} for name in ("llama", "mistral", "phi3", "qwen2")},
-    "olmo2": {"rms_norm": 4, "add_rms_norm": 1, "swiglu_pair": 2, "norm_rotary": 2},
-    "qwen3": {**PLAIN, "norm_rotary": 2},
-}
+KERNELS = TABLE["kernels"]
 
 
 @pytest.mark.parametrize(
@@ -149,4 +141,4 @@ def test_norms_with_other_settings_or_classes(blocks):
     model.model.layers[1].post_attention_layernorm = nn.RMSNorm(64, eps=1e-6)
     faster = RecordedModel(blocks, model)
     assert error(logits(faster), logits(model)) < 1e-5
-    assert faster.kernels == {**PLAIN, "rms_norm": 3, "norm_rotary": 1, "apply_rotary": 1}
+    assert faster.kernels == {**KERNELS["qwen3"], "rms_norm": 3, "norm_rotary": 1, "apply_rotary": 1}

@@ -36,12 +36,11 @@ constexpr int kTile = 16;  // rows of weights per block: of one layer, or eight 
 
 // The layers of a call. Blocks are numbered over the tiles of all.
 struct Layers : Linear {
-  int first_block[kMostWeights];  // of each layer; that of an absent one is the number of blocks
-  int64_t first_output[kMostWeights];
-  bool constant_weights;
-  int cluster;  // blocks that share a tile
-  int tiles;
-  bool prefetches;  // weights that are not constant
+  int first_block[kMostWeights]{};  // of each layer; that of an absent one is the number of blocks
+  int64_t first_output[kMostWeights]{};
+  bool constant_weights = false;
+  int tiles = 0;
+  bool prefetches = false;  // weights that are not constant
 };
 
 // One of several weights. clang would choose between their addresses, and put them into local memory.
@@ -134,13 +133,13 @@ __global__ void __launch_bounds__(kPlans[kPlan].warps* kWarp, kPlans[kPlan].bloc
   constexpr int kStep = 4 * 8 * kVectors;  // inputs that a warp multiplies at a time
   constexpr int kAhead = kPlans[kPlan].ahead, kLoads = kAhead * kVectors;
   constexpr bool kClusters = kPlans[kPlan].clusters && !kNorm, kLoops = kPlans[kPlan].loops || kNorm;
-  const int cluster = kClusters ? layers.cluster : 1;
+  const int cluster = kClusters ? static_cast<int>(gridDim.y) : 1;  // blocks that share a tile
   constexpr int kNear = kWarps * kStep;         // from these inputs to the next ones that a thread has in flight
   const int stride = cluster * kAhead * kNear;  // to those that it reads after them
   trigger_next_grid();
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int g = lane / 4, t = lane % 4, rank = static_cast<int>(blockIdx.x) % cluster;
-  Tile tile(layers, static_cast<int>(blockIdx.x) / cluster);
+  const int g = lane / 4, t = lane % 4, rank = kClusters ? static_cast<int>(blockIdx.y) : 0;
+  Tile tile(layers, static_cast<int>(blockIdx.x));
   const int first_step = (rank * kAhead * kWarps + warp) * kStep, first = first_step + t * 8;
   extern __shared__ VectorOf<__nv_bfloat16> weighted_x[];  // with a norm: x times the norm's weight
   const int64_t row_of_x = layers.inputs + (kNorm ? kGap : 0);
@@ -344,22 +343,22 @@ void launch(const Linear& problem, bool constant_weights, cudaStream_t stream) {
           has_norm ? Choice{choose_for_norm(blocks, device.sms, problem.inputs), 1}
                    : choose(blocks, device.sms, problem.inputs, constant_weights, compiled_capability() >= 90);
       void (*const kernels[])(Layers) = {tensor_core_kernel<T, 0>, tensor_core_kernel<T, 1>, tensor_core_kernel<T, 2>,
-                                         tensor_core_kernel<T, 3>, tensor_core_kernel<T, 4>, tensor_core_kernel<T, 5>};
+                                         tensor_core_kernel<T, 3>, tensor_core_kernel<T, 4>, tensor_core_kernel<T, 5>,
+                                         tensor_core_kernel<T, 6>, tensor_core_kernel<T, 7>};
       auto kernel = kernels[choice.plan % std::size(kernels)];
       if constexpr (std::is_same_v<T, __nv_bfloat16>) {
         constexpr auto kTwo = tensor_core_kernel<T, 2, true>, kFive = tensor_core_kernel<T, 5, true>;
-        if (has_norm) kernel = choice.plan == 2 ? kTwo : choice.plan == 5 ? kFive : tensor_core_kernel<T, 6, true>;
+        if (has_norm) kernel = choice.plan == 2 ? kTwo : choice.plan == 5 ? kFive : tensor_core_kernel<T, 8, true>;
       }
-      layers.cluster = choice.cluster;
       layers.tiles = static_cast<int>(blocks);
       const Plan& plan = kPlans[choice.plan];
       const bool loops = plan.loops || has_norm;
       const auto at_once = static_cast<unsigned>(device.sms * plan.blocks_per_sm);
       // Else too few blocks start before the previous kernel ends, and take up to 10 % longer (H200).
-      layers.prefetches = loops || 3 * choice.cluster * blocks <= at_once;
+      layers.prefetches = loops || 2 * choice.cluster * blocks <= at_once;
       const size_t shared = has_norm ? problem.rows * (problem.inputs + kGap) * sizeof(T) : 0;
-      launch_clusters_with_pdl(kernel, loops ? std::min(grid, at_once) : grid * choice.cluster, choice.cluster,
-                               plan.warps * kWarp, shared, stream, layers);
+      launch_clusters_with_pdl(kernel, dim3(loops ? std::min(grid, at_once) : grid, choice.cluster),
+                               dim3(1, choice.cluster), plan.warps * kWarp, shared, stream, layers);
       return;
     }
   }

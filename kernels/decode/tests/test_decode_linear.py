@@ -38,13 +38,13 @@ def test_linears(inputs, dtype):
 
 
 @gpu
-@pytest.mark.parametrize("outputs", [2112, 4096, 6208, 10880, 14272])
-def test_weights_of_previous_kernel(outputs):
-    """A layer whose weights the previous kernel writes waits for it."""
-    rows, x = random(8, 64, dtype=torch.bfloat16), random(1, 256, dtype=torch.bfloat16)
+@pytest.mark.parametrize(("outputs", "inputs"), [(n, 640) for n in (1056, 2112, 6208, 8448, 10560)] + [(6208, 256)])
+def test_weights_of_previous_kernel(outputs, inputs):
+    """A layer whose weights the previous kernel writes waits for it: each plan of an H200."""
+    rows, x = random(8, 64, dtype=torch.bfloat16), random(1, inputs, dtype=torch.bfloat16)
     for _ in range(40):
-        weight = random(outputs * 256 // 8, 64, dtype=torch.bfloat16)
-        written = kernel.linear(rows, weight, constant_weights=True).view(outputs, 256)
+        weight = random(outputs * inputs // 8, 64, dtype=torch.bfloat16)
+        written = kernel.linear(rows, weight, constant_weights=True).view(outputs, inputs)
         out = kernel.linear(x, written)
         assert_as_good(out, F.linear(x, written), x.double() @ written.double().T)
 

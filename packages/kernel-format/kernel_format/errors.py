@@ -6,7 +6,11 @@ that corrects it. Only the command line prints errors.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
+
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+_REMEDIES = dict.fromkeys(_UNWRITABLE, "free some space, change the permissions, or name another place")
 
 
 class KernelBuilderError(Exception):
@@ -117,6 +121,12 @@ class NothingToBuildError(KernelBuilderError):
     """The projects are valid, but this builder supports none of their variants."""
 
     exit_code = 12  # 11 is the judge's
+
+
+def system_error(error: OSError) -> KernelBuilderError:
+    """Return the error of a file that cannot be read or written, with the remedy."""
+    where = str(error.filename) if error.filename else None
+    return KernelBuilderError(error.strerror or str(error), where=where, hint=_REMEDIES.get(error.errno or 0))
 
 
 class SeveralErrors(KernelBuilderError):

@@ -43,11 +43,11 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[IO[bytes]]:
     staged = None
     named = path.parent / f".{path.name}.{os.urandom(4).hex()}"
     try:
-        descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    except OSError:
-        descriptor = os.open(named, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        staged = named
-    try:
+        try:
+            descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        except OSError:
+            descriptor = os.open(named, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            staged = named
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
@@ -63,9 +63,11 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[IO[bytes]]:
                     os.link(unnamed, named, src_dir_fd=descriptor)
                     staged = named
         staged.replace(path)
-    except BaseException:
+    except BaseException as error:
         if staged is not None:
             staged.unlink()
+        if isinstance(error, OSError) and error.filename in (None, str(named)):
+            error.filename = str(path)
         raise
 
 
@@ -105,11 +107,16 @@ def replaced_directory(path: Path) -> Iterator[Path]:
         OSError: If the parent directory cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as scratch:
-        staged = Path(scratch, "new")
-        staged.mkdir()
-        yield staged
-        take_name(staged, path)
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as scratch:
+            staged = Path(scratch, "new")
+            staged.mkdir()
+            yield staged
+            take_name(staged, path)
+    except OSError as error:
+        if not error.filename or f"/.{path.name}." in str(error.filename):  # a full disk, or a temporary name
+            error.filename = str(path)
+        raise
 
 
 def take_name(new: Path, old: Path) -> None:

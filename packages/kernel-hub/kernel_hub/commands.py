@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from kernel_format.errors import ConfigError, HubError, KernelBuilderError
+from kernel_format.errors import ConfigError, HubError, KernelBuilderError, system_error
 from kernel_hub import tokens
 from kernel_hub.hub_service import Hub
 from kernel_hub.maintenance import collect, find_defects
@@ -40,14 +40,13 @@ class _Main(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().main(*args, **kwargs)
-        except KernelBuilderError as error:
-            click.echo(f"error: {error}", err=True)
-            if error.hint:
-                click.echo(f"  hint: {error.hint}", err=True)
+        except (KernelBuilderError, OSError) as raised:
+            error = system_error(raised) if isinstance(raised, OSError) else raised
+            click.echo(f"error: {error}" + (f"\n  hint: {error.hint}" if error.hint else ""), err=True)
             sys.exit(error.exit_code)
 
 
-@click.group(cls=_Main)
+@click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="torch-kernel-hub")
 def main() -> None:
     """Serve and maintain a private Hub for kernels."""

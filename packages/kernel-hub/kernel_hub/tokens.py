@@ -284,5 +284,5 @@ def remove(path: Path, name: str) -> None:
         tokens = TokenFile(path).tokens()
         kept = tuple(token for token in tokens if token.name != name)
         if len(kept) == len(tokens):
-            raise ConfigError(f"there is no token {name!r}", where=str(path), hint="kernel-hub token list")
+            raise ConfigError(f"no token {name!r}", where=str(path), hint=f"kernel-hub token list --token-file {path}")
         _write(path, kept)

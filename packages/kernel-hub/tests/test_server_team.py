@@ -17,12 +17,14 @@ from pathlib import Path
 import psutil
 import pytest
 import requests
+from click.testing import CliRunner
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from raw_requests import TokenHub, commit, signed_address, target, until
 
 from kernel_format.errors import ConfigError
 from kernel_hub import tokens
+from kernel_hub.commands import main
 from kernel_hub.git.refs import MOST_REFS
 from kernel_hub.routes.git import SPARE_SECONDS
 from tests.support.cli import expect, invoke
@@ -219,6 +221,8 @@ def test_the_audit_log_has_writes_and_denied_accesses(token_hub: TokenHub, tmp_p
     assert not any(secret in whole for secret in (writer, reader, "hf_unknown", "signature", "Bearer"))
     command = ["hub", "serve", "--root", tmp_path / "h", "--audit-log", tmp_path]
     expect(2, "the audit log cannot be written", *command)
+    done = CliRunner().invoke(main, ["token", "add", "ci", "--write", "a", "--token-file", f"{audit}/x/tokens.json"])
+    assert done.exit_code == 1 and "hint: free some space, change the permissions" in done.output
 
 
 # git

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from kernel_format.errors import ConfigError
-from kernel_format.files import replaced_directory
+from kernel_format.files import replaced_directory, write_files
 from kernel_skills.catalog import Skill, files_in
 
 
@@ -63,12 +62,5 @@ def _differing_files(skill: Skill, path: Path) -> list[str]:
 
 def copy_skill(skill: Skill, path: Path) -> None:
     """Create or replace the directory of a skill, as a whole or not at all."""
-    try:
-        with replaced_directory(path) as staged:
-            shutil.copytree(skill.directory, staged, symlinks=True, dirs_exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot be written: {error.strerror or error}",
-            where=str(path),
-            hint="change the permissions, or name another directory; the old files are unchanged",
-        ) from error
+    with replaced_directory(path) as staged:
+        write_files(staged, skill.files())

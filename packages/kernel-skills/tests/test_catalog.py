@@ -146,7 +146,7 @@ def test_a_link_is_not_followed(link: str, project: Path) -> None:
 
 def test_a_place_that_cannot_be_written(project: Path) -> None:
     (project / "file").write_text("")
-    expect(2, "cannot be written: Not a directory", "skills", "add", "--dest", "file/skills")
+    expect(1, "file/skills: Not a directory\n  hint: free some space", "skills", "add", "--dest", "file/skills")
 
 
 @pytest.mark.parametrize(

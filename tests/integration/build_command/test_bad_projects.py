@@ -118,6 +118,10 @@ def test_a_mistake_in_a_project_is_refused_before_compiling(
             (VariantError, "minver, maxver", "leave no cuda variant", "widen the range"),
         ),
         (
+            *(in_file("build.toml", '["cpu", "cuda"]', '["neuron", "xpu"]'), ("--backend", "xpu")),
+            (VariantError, "[general] backends", "here for xpu; this builder does not compile for xpu", "widen"),
+        ),
+        (
             *(unchanged, ("--variant", "torch-stable-abi210-cpo-x86_64-linux")),
             (VariantError, "abi210-cpo", "is not a variant's name; expected for example", "list-variants"),
         ),

@@ -12,15 +12,7 @@ import pytest
 from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
-from tests.integration.build_command.conftest import (
-    BUILDER,
-    FOR_CPU,
-    Copy,
-    Run,
-    command,
-    environment,
-    run_python,
-)
+from tests.integration.build_command.conftest import BUILDER, FOR_CPU, Copy, Run, command, environment, run_python
 from tests.support.files import replace, write_files
 from tests.support.places import CPU, CUDA, SOURCES
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -14,9 +15,10 @@ import torch
 
 from kernel_builder.hub import project_sources
 from tests.integration.build_command.conftest import FOR_CPU, Copy, Done, Run, untouched
-from tests.support.files import append, replace
+from tests.support.files import append, replace, write_files
 from tests.support.places import CPU, SOURCES
 from tests.support.programs import run
+from tests.support.python_project import write_project
 from tests.support.torch_process import output_with_torch, run_with_torch
 
 # Imports a kernel of the first directory.
@@ -39,16 +41,26 @@ def built(copy_project: Copy, kernel_builder: Run) -> Path:
     init = project / "torch-ext/stable_scale/__init__.py"
     init.rename(init.with_name("layers.py"))
     init.write_text('from . import layers\nfrom .layers import scaled\n\n__all__ = ["layers", "scaled"]\n')
-    kernel_builder.build(project, *FOR_CPU)
+    kernel_builder.build(project, *FOR_CPU, "--owner", "org")
     return project
 
 
 def pip(python: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps"]
+    command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index"]
     return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
 
 
-def test_pip_installs_a_wheel(kernel_builder: Run, built: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def environment(tmp_path: Path) -> tuple[Path, Path]:
+    """The interpreter and the packages of a new environment, with this interpreter's Torch."""
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    (site,) = environment.glob("lib/python*/site-packages")
+    (site / "torch.pth").write_text(f"{Path(torch.__file__).parent.parent}\n")
+    return environment / "bin" / "python", site
+
+
+def test_pip_installs_a_wheel(kernel_builder: Run, built: Path, environment: tuple[Path, Path], tmp_path: Path) -> None:
     done = wheels(kernel_builder, built, "--version", "1.2")
     assert done.code == 0, done.stderr
     (written,) = done.answer["wheels"]
@@ -65,10 +77,7 @@ def test_pip_installs_a_wheel(kernel_builder: Run, built: Path, tmp_path: Path) 
     assert tuple(map(int, policies[0].split("_")[1:])) <= tuple(map(int, policies[1].split("_")[1:]))
     assert set(shown["external_libs"]) == {"libtorch_cpu.so"}  # Torch has loaded it
 
-    environment = tmp_path / "environment"  # with this interpreter's Torch
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
-    python, (site,) = environment / "bin" / "python", environment.glob("lib/python*/site-packages")
-    (site / "torch.pth").write_text(f"{Path(torch.__file__).parent.parent}\n")
+    python, site = environment
     assert pip(python, wheel).returncode == 0
     assert run(python, "-c", SOURCES["without_the_client"]) == "[0.0, 2.0, 4.0]\n"
     for order in (("wheel", "client"), ("client", "wheel")):
@@ -135,9 +144,13 @@ def test_projects_without_valid_wheels_are_refused(kernel_builder: Run, built: P
     (project / "build").rename(project / "elsewhere")
     refused(7, ["there is no package", f"kernel-builder build {project}"])
     replace(
-        project / "build.toml", "backends =", 'kernel-depends = [{ repo-id = "org/other", version = 1 }]\nbackends ='
+        project / "build.toml", "backends =", 'kernel-depends = [{ repo-id = "a/b", revision = "main" }]\nbackends ='
     )
-    refused(2, ["org/other", "get_kernel('stable-scale', version=1)"])
+    refused(2, ["pip needs its version"])
+    replace(project / "build.toml", 'revision = "main"', "version = 1")
+    refused(2, ["kernel-depends has no c", "base=my-base"], "--depends", "c=my-c")
+    append(project / "torch-ext/stable_scale/__init__.py", "from kernels import get_kernel_dep\n")
+    refused(2, ["stable_scale/__init__.py", "write `from ._ops import get_kernel_dep`"])
 
 
 def test_a_python_kernel_has_one_wheel_for_all(copy_project: Copy, kernel_builder: Run, tmp_path: Path) -> None:
@@ -153,3 +166,35 @@ def test_a_python_kernel_has_one_wheel_for_all(copy_project: Copy, kernel_builde
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = f"{IMPORT}import python_only; print(python_only.doubled(torch.ones(1)))"
     assert output_with_torch(code, tmp_path / "site") == "tensor([2.])"
+
+
+def test_the_wheel_of_a_kernel_that_loads_another(
+    kernel_builder: Run, built: Path, environment: tuple[Path, Path], tmp_path: Path
+) -> None:
+    top, dist, (python, site) = tmp_path / "top", tmp_path / "dist", environment
+    write_project(top, SOURCES["kernel_with_a_dependency"], "stable-scale")
+    local = f"org/top={top}:org/stable-scale={built}"
+    kernel_builder.build(top, "--no-load")
+    wheels(kernel_builder, built, "--name", "my-scale", "--out", dist)
+    (written,) = wheels(kernel_builder, top, "--depends", "stable-scale=my-scale", "--out", dist).answer["wheels"]
+    assert written["requires"] == ["torch", "my-scale<2,>=1"]
+    assert pip(python, "--find-links", dist, "top").returncode == 0
+    assert run(python, "-c", SOURCES["dependency_without_the_client"]) == "[0.0, 2.0, 4.0]\n"
+    for order in (("wheel", "client"), ("client", "wheel")):
+        output_with_torch(SOURCES["dependencies_beside_the_client"], site, *order, LOCAL_KERNELS=local)
+
+    def refused(*texts: str) -> None:
+        done = run_with_torch(f"{IMPORT}import top", site)
+        for text in (
+            "org/stable-scale, version 1, is needed",
+            'pip install --force-reinstall "my-scale<2,>=1"',
+            *texts,
+        ):
+            assert text in done.stderr, done.stderr
+
+    replace(site / "stable_scale" / "build" / CPU / "metadata.json", '"version": 1', '"version": 2')
+    refused("which is org/stable-scale, version 2")
+    shutil.rmtree(site / "stable_scale")
+    refused("`import stable_scale` finds: no module")
+    write_files(site, {"stable_scale.py": "raise SystemExit('was run')"})
+    refused("stable_scale.py, which is not the wheel of a kernel")

@@ -36,19 +36,16 @@ def test_mistyped_commands_and_options_get_a_hint() -> None:
 def test_a_command_whose_import_fails_states_the_reason_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kernel_judge.cli.judge_command", None)
     done = expect(4, "", "judge", "candidate.py")
-    assert done.output.startswith("warning: `judge` cannot be imported: ")
-    assert "No such command" not in done.output
+    assert done.output.startswith("error: judge: cannot be imported: ")
+    assert "judge  " in expect(0, "cannot be imported", "--help").stdout
 
 
 def test_completion_completes() -> None:
     # The request that the script makes at the prompt `kernel-builder build --var`.
     builder = Path(sys.executable).with_name("kernel-builder")
-    variables = {
-        "COMP_WORDS": "kernel-builder build --var",
-        "COMP_CWORD": "2",
-        "_KERNEL_BUILDER_COMPLETE": "bash_complete",
-    }
-    done = subprocess.run([builder], capture_output=True, text=True, check=False, env=variables)
+    words = {"COMP_WORDS": "kernel-builder build --var", "COMP_CWORD": "2"}
+    asked = {**words, "_KERNEL_BUILDER_COMPLETE": "bash_complete"}
+    done = subprocess.run([builder], capture_output=True, text=True, check=False, env=asked)
     assert "--variant" in done.stdout
 
 

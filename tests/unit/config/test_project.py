@@ -24,19 +24,9 @@ MISTAKES = toml_file.read(Path(__file__).with_name("mistakes.toml"))["mistake"]
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A project with all files that the tests' texts name, at a path with a space and an umlaut."""
-    names = (
-        "relu.cpp",
-        "relu.cu",
-        "inc/relu.h",
-        "torch-ext/binding.cpp",
-        "torch-ext/my_relu/__init__.py",
-        "torch-ext/my_relu/layers/__init__.py",
-        "torch-ext/my_relu/data/table.json",
-        "torch-ext/my_relu/notes.txt",
-        "torch-ext/my_relu/__pycache__/__init__.cpython-311.pyc",
-        "torch-ext/my_relu/__pycache__/stale.py",
-        "torch-ext/my_relu/.hidden.py",
-    )
+    names = ["relu.cpp", "relu.cu", "inc/relu.h", "torch-ext/binding.cpp"]
+    python = ["__init__.py", "layers/__init__.py", "data/table.json", "notes.txt", "__pycache__/stale.py", ".hidden.py"]
+    names += [f"torch-ext/my_relu/{name}" for name in (*python, "__pycache__/__init__.cpython-311.pyc")]
     return write_files(tmp_path / "my ünusual project", dict.fromkeys(names, "") | {"build.toml": MINIMAL})
 
 

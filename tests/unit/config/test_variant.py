@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from kernel_builder import toml_file
 from kernel_builder.backends.cpu import CPU
 from kernel_builder.backends.cuda import CUDA
 from kernel_builder.config import known_backends
@@ -40,22 +43,11 @@ def test_other_names_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "backend", "release", "platform"),
-    [
-        ("torch214-cxx11-cu130-x86_64-linux", "CUDA", "13.0", "x86_64-linux"),
-        ("torch-stable-abi210-cpu-aarch64-linux", "CPU", None, "aarch64-linux"),
-        ("torch-stable-abi210-cu128-x86_64-windows", "CUDA", "12.8", "x86_64-windows"),
-        ("torch214-cxx11-xpu20252-x86_64-linux", "XPU", "2025.2", "x86_64-linux"),
-        ("torch212-metal-aarch64-darwin", "Metal", None, "aarch64-darwin"),
-        ("tvm-ffi01-rocm71-x86_64-linux", "ROCm", "7.1", "x86_64-linux"),
-        ("torch-neuron", "Neuron", None, None),
-    ],
+    ("name", "backend", "release", "platform"), toml_file.read(Path(__file__).with_name("variant_names.toml"))["known"]
 )
-def test_names_of_any_builder_are_read_and_written(
-    name: str, backend: str, release: str | None, platform: str | None
-) -> None:
+def test_names_of_any_builder_are_read_and_written(name: str, backend: str, release: str, platform: str) -> None:
     read = format_variant.parse(name)
-    assert (read.backend.title, read.release and str(read.release), read.platform) == (backend, release, platform)
+    assert [read.backend.title, str(read.release), str(read.platform)] == [backend, release, platform]
     assert read.name == name
 
 

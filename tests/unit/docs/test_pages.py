@@ -42,6 +42,13 @@ def test_commands_and_options_exist() -> None:
             assert not word.startswith("-") or word.partition("=")[0] in options, f"{file}: {' '.join(words)}: {word}"
 
 
+def test_named_tests_exist() -> None:
+    pattern = re.compile(r"((?:kernels/\w+/tests|tests/\w+)/[\w/-]+\.py)(?:::(\w+))?")
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for path, name in pattern.findall(page.read_text()):
+            assert name in (ROOT / path).read_text(), f"{page.name}: {path}::{name}"
+
+
 def test_troubleshooting_quotes_messages() -> None:
     files = ("kernel_builder/*.py", "kernel_builder/*.toml", "packages/*/kernel_*/*.py")
     command = ["git", "grep", "-hI", "", "--", *files]

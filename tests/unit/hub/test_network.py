@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 from urllib3 import Retry
 
-from kernel_builder import network
+from kernel_builder import network, toml_file
 from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_builder.toolchain.index import Index
 from kernel_format.errors import ConfigError, FetchError, HubError
@@ -41,18 +41,10 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("path", "token", "proxy", "message", "hint"),
-    [
-        ("", None, "", "login page of a network", "HF_ENDPOINT"),
-        ("/limited", None, "", "limits the requests", "wait 900 seconds"),
-        ("/signed", None, "", "for url", "run the same command again"),
-        ("", "hf_\xe4", "", "characters other than ASCII", "hf auth login"),
-        ("/offline", None, "", "HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE"),
-        ("", None, "http://me:secret@127.0.0.1:9", "through the proxy http://127.0.0.1:9 (HTTP_PROXY", "HF_ENDPOINT"),
-        ("", None, "me:secret@127.0.0.1:9", "through the proxy 127.0.0.1:9 (HTTP_PROXY", "HF_ENDPOINT"),
-    ],
+    toml_file.read(Path(__file__).with_name("failed_requests.toml"))["failing"],
 )
 def test_a_request_to_a_hub_names_the_cause_of_its_failure(
-    path: str, token: str | None, proxy: str, message: str, hint: str, monkeypatch: pytest.MonkeyPatch
+    path: str, token: str, proxy: str, message: str, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("no_proxy", "" if proxy else "*")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", path == "/offline")
@@ -87,6 +79,11 @@ def test_a_hub_below_a_path_is_not_written_to() -> None:
         RemoteRepository("org/kernel", endpoint="http://127.0.0.1:9/mirror", token="hf_a").require_write()
 
 
+def test_an_index_that_limits_requests_is_an_error_in_seconds() -> None:
+    with served(Page) as url, pytest.raises(FetchError, match="429"):
+        Index(f"{url}/limited/").packages("torch")
+
+
 def test_an_index_is_not_used_where_pip_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(FetchError, match="PIP_NO_INDEX forbids"):
@@ -115,7 +112,8 @@ def test_all_clients_trust_the_certificates_of_one_variable(
         assert "SSL_CERT_FILE" in str(caught.value.hint)
 
 
-def test_a_missing_file_of_certificates_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/no/such/file.pem")
-    with pytest.raises(ConfigError, match=r"^REQUESTS_CA_BUNDLE: there is no file '/no/such/file\.pem'"):
+@pytest.mark.parametrize("file", ["/no/such/file", __file__])
+def test_a_missing_file_of_certificates_is_named(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", file)
+    with pytest.raises(ConfigError, match=f"^REQUESTS_CA_BUNDLE: there is no file '{file}' with certificates"):
         network.trust_certificates()

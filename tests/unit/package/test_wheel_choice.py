@@ -110,7 +110,7 @@ def test_the_architectures_are_those_that_the_client_accepts(
 )
 def test_pip_is_told_which_torch_a_wheel_is_for(names: tuple[str, ...], requirement: str) -> None:
     project = Project(Path(), "some-kernel", 2, "apache-2.0", ("cpu",), TorchFramework(), ())
-    about = metadata(project, [Variant.parse(name) for name in names], "text", "some-kernel", "2.0")
+    about = metadata(project, [Variant.parse(name) for name in names], "text", "some-kernel", "2.0", {})
     assert [str(required) for required in about.requires_dist or ()] == [requirement]
     assert (about.name, str(about.version), about.license_expression) == ("some-kernel", "2.0", "Apache-2.0")
 

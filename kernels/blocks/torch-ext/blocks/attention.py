@@ -1,19 +1,16 @@
 """Calls of attention without masks and copies that it does not need."""
 
-import re
 from typing import Any
 
 import torch
 from torch.cuda import get_device_capability
-from torch.fx import Interpreter, Node
+from torch.fx import Node
 
 from .editing import Editor, fits, is_part
 from .kernel_set import adaln, rmsnorm, rope3d
-from .matching import adds_dimensions, argument, changes, dtype_of, is_tensor, operation, shape_of, value, walk
+from .matching import adds_dimensions, argument, dtype_of, is_tensor, operation, shape_of, value
 
-_LONGEST = 1000  # operations that make a mask
 _ATTENTION = "scaled_dot_product_attention"
-RANDOM = re.compile(f"rand|rrelu|drop|normal$|bernoulli|nomial|poisson|gumbel|multi_head|{_ATTENTION}")  # their names
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
@@ -27,7 +24,7 @@ def drop_causal_mask(editor: Editor, node: Node) -> None:
         return
     # transformers makes one where it may not look at position ids, as in a trace: these may be of several texts.
     if mask not in editor.causal:  # a mask of many tokens is large, and all layers have the same
-        made = _constant(editor, mask)
+        made = editor.constant(mask)
         is_square = made is not None and made.dtype == torch.bool and made.shape[-2:] == (tokens, tokens)
         editor.causal[mask] = is_square and torch.equal(made, torch.ones_like(made).tril())
     if editor.causal[mask]:
@@ -89,17 +86,3 @@ def unrepeated(states: Any) -> Any:
 
 def _call_with(node: Node, **changed: Any) -> None:
     node.args, node.kwargs = (), {**node.kwargs, **dict(zip(_NAMES, node.args)), **changed}
-
-
-def _constant(editor: Editor, node: Node) -> Any:
-    """Return the value of a node that depends on constants alone, which nothing writes; None for any other node."""
-    order: list[Node] = []
-    for part in walk([node], lambda part: part.all_input_nodes):
-        is_call = part.op in ("call_function", "call_method") and not changes(part)
-        if not is_call or RANDOM.search(operation(part)) or len(order) > _LONGEST or editor.is_written(part):
-            return None
-        order.append(part)
-    interpreter = Interpreter(editor.module)
-    for part in sorted(order):
-        interpreter.env[part] = interpreter.run_node(part)
-    return interpreter.env[node]

@@ -6,11 +6,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from .calls import is_value
 from .kernel_set import DEVICE, off
@@ -126,13 +127,10 @@ def _reference(model: nn.Module, check: Check) -> tuple[Optional[list[Tensor]], 
         return None, None, "some of the model's weights are offloaded"
     dtype = torch.float64 if all(p.dtype == torch.float32 for p in parameters) else torch.float32
     name = str(dtype).removeprefix("torch.")
-
-    def widen(leaf: Any) -> Any:
-        return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
-
+    widen = partial(tree_map_only, Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x)
     try:
         wide = nn.Module.to(copy.deepcopy(model), dtype)  # diffusers' own `to` warns
-        wide.register_forward_pre_hook(lambda _, *arguments: tree_map(widen, arguments), with_kwargs=True)
+        wide.register_forward_pre_hook(lambda _, *arguments: widen(arguments), with_kwargs=True)
         return _outputs(wide, check), name, None
     except Exception as error:
         return None, None, f"a {name} copy of the model cannot run: {type(error).__name__}: {error}"

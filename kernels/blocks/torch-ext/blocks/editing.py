@@ -1,20 +1,26 @@
 """Changes to an FX graph of Dynamo's that keep the order of its effects."""
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Optional
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
 from .kernel_set import DEVICE, DTYPES
-from .matching import CHANGES, argument, changes, dtype_of, is_tensor, operation, shape_of, value, walk
+from .matching import CHANGES, VMAP, argument, changes, dtype_of, is_tensor, operation, shape_of, value, walk
 
 _SPLITS = {"chunk", "split", "unbind"}
 _LAID_OUT = {"view", "view_as", "as_strided"}  # their results and errors depend on the layout
 _PACKED = {"contiguous", "reshape", "flatten"}
+_PLAIN = (torch._subclasses.FakeTensor, torch.nn.Parameter)
+_LONGEST = 1000  # operations that make a constant
+RANDOM = re.compile(  # the names of random operations
+    "rand|rrelu|drop|normal$|bernoulli|nomial|poisson|gumbel|multi_head|scaled_dot_product_attention"
+)
 _VIEWS = {"view", "reshape", "unflatten", "transpose", "permute", "unsqueeze", "squeeze", "flatten"}
 
 
@@ -118,8 +124,8 @@ class Editor:
             return False
         return not any(angle < other for other in self._changing)
 
-    def is_written(self, node: Node, in_rows: Optional[Tensor] = None) -> bool:
-        """Return whether an operation writes to a value or to a view of it.
+    def is_written(self, node: Node, in_rows: Optional[Tensor] = None, but: Collection[Node] = ()) -> bool:
+        """Return whether an operation, other than some, writes to a value or to a view of it.
 
         With `in_rows`, the value or a view of it as a kernel returns it, contiguous, also whether the layout matters:
         then a write to `x.flatten()` is one to `x`, and results have the layouts of their operands, but for products.
@@ -131,13 +137,30 @@ class Editor:
 
         is_safe = in_rows.is_contiguous() if in_rows is not None else not self._changing
         for part in walk(() if is_safe else (node,), follow):
-            if any(_writes_to(user, part) and not (is_laid_out and _fills(user)) for user in part.users):
+            users = [user for user in part.users if user not in but and not (is_laid_out and _fills(user))]
+            if any(_writes_to(user, part) for user in users):
                 return True
             readers = {operation(user) or user.op for user in part.users}
             is_returned = "output" in readers and is_tensor(part) and not value(part).is_contiguous()
             if is_laid_out and operation(part) not in _PACKED and (is_returned or _LAID_OUT & readers):
                 return True
         return False
+
+    def constant(self, node: Node) -> Any:
+        """Return the value of a node that depends on constants alone, which no other writes; None for any other."""
+        order = {*walk([node], lambda part: part.all_input_nodes)}
+        # transformers 4 makes masks in a `vmap`.
+        order |= {part for part in self._changing if operation(part).startswith(VMAP)}
+        for part in order:
+            name, is_call = operation(part), part.op in ("call_function", "call_method")
+            is_known = is_call and (not changes(part) or name in CHANGES or name.startswith(VMAP))
+            if not (is_known and order.issuperset(part.all_input_nodes)) or RANDOM.search(name):
+                return None
+        is_written = type(value(node)) not in _PLAIN or any(self.is_written(part, but=order) for part in order)
+        interpreter = Interpreter(self.module)
+        for part in sorted(() if is_written or len(order) > _LONGEST else order):
+            interpreter.env[part] = interpreter.run_node(part)
+        return interpreter.env.get(node)
 
     def straighten_sums(self) -> None:
         """Compute sums on contiguous rows if only norms and further sums read them: the rows of image patches are not.
@@ -146,8 +169,10 @@ class Editor:
         """
         for node in self.nodes(iter):
             if operation(node) == "add" and fits(node) and value(node).stride(-1) != 1:
-                sums = _sums_from(node)
-                for x in (x for x in node.args if sums and is_tensor(x) and value(x).stride()[-1:] not in ((), (1,))):
+                sums = {*walk([node], lambda part: [u for u in part.users if operation(u) == "add" and fits(u)])}
+                if not {operation(user) for part in sums for user in part.users} <= {"add", "layer_norm", "rms_norm"}:
+                    continue
+                for x in (x for x in node.args if is_tensor(x) and value(x).stride()[-1:] not in ((), (1,))):
                     node.replace_input_with(x, self.insert_view(node, "contiguous", x))
                 for part in sorted(sums):
                     part.meta["example_value"] = _result_of(part)
@@ -164,13 +189,6 @@ def _result_of(node: Node) -> Any:
     return call(*map_arg(node.args, value), **map_arg(node.kwargs, value))  # sizes are nodes, and may be in a tuple
 
 
-def _sums_from(node: Node) -> set[Node]:
-    """Return a sum and those that are computed from it; none if their values have other users than norms."""
-    sums = {*walk([node], lambda part: [user for user in part.users if operation(user) == "add" and fits(user)])}
-    readers = {operation(user) for part in sums for user in part.users}
-    return sums if readers <= {"add", "layer_norm", "rms_norm"} else set()
-
-
 def _returns_its_argument(node: Node) -> bool:
     name = operation(node)
     if name == "cast" and dtype_of(node) == dtype_of(node.args[0]):
@@ -184,7 +202,7 @@ def _returns_its_argument(node: Node) -> bool:
 def fits(node: Any, *dtypes: torch.dtype) -> bool:
     """Return whether a value is a plain tensor that the kernels compute on: it has rows, of one of the dtypes."""
     x = value(node)
-    is_plain = isinstance(node, Node) and type(x) in (torch._subclasses.FakeTensor, torch.nn.Parameter) and x.dim() > 0
+    is_plain = isinstance(node, Node) and type(x) in _PLAIN and x.dim() > 0
     return is_plain and x.dtype in (dtypes or DTYPES) and x.device.type == DEVICE and x.layout == torch.strided
 
 
@@ -214,7 +232,8 @@ def is_part(node: Node) -> bool:
 
 def shares_memory(node: Node, x: Node) -> bool:
     """Return whether a value is a view of another, or one of them is no tensor."""
-    memory = [value(part).untyped_storage()._cdata for part in (node, x) if is_tensor(part)]
+    # The tensors inside of a `vmap` have no storage.
+    memory = [value(part).untyped_storage()._cdata for part in (node, x) if type(value(part)) in _PLAIN]
     return len({*memory}) < 2
 
 

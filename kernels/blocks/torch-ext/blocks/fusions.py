@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from .attention import RANDOM, drop_causal_mask, group_heads, normalize_tokens_first
-from .editing import Editor, broadcasts, fits, is_alike
+from .attention import drop_causal_mask, group_heads, normalize_tokens_first
+from .editing import RANDOM, Editor, broadcasts, fits, is_alike
 from .kernel_set import DEVICE, adaln, geglu, loss, rmsnorm, rope3d
 from .matching import Match, Pattern, argument, dtype_of, matches, operation, shape_of, value, walk
 from .patterns import ACTIVATED, GATED, MODULATED, NORM

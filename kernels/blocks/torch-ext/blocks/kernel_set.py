@@ -1,4 +1,4 @@
-"""The kernels that this package depends on, which the client loads with it, and when they may be called."""
+"""The kernels that this package depends on, as the client or their wheels have them, and when they may be called."""
 
 import json
 from collections.abc import Iterator
@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kernels import get_kernel_dep
 from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
+
+from ._ops import get_kernel_dep
 
 
 def _metadata(package: Path) -> dict[str, Any]:

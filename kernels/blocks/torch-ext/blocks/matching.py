@@ -26,6 +26,7 @@ _NORMS: dict[str, dict[str, Any]] = {  # their parameters after the shape, and t
 }
 _HOMES = ("torch.", "_operator.", "builtins.")  # the modules of Torch's functions, of operators, and of `getattr`
 WIDE = (torch.float32, torch.float64)
+VMAP = "_vmap_"  # the calls that begin and end one: values inside of it are batched
 CHANGES = {"setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow"}
 CHANGES |= {"iand", "ior", "ixor", "ilshift", "irshift"}
 
@@ -95,12 +96,14 @@ def changes(node: Node) -> bool:
     writes |= name.startswith("embedding") and argument(node, 3, "max_norm") is not None
     if writes or "out" in node.kwargs or node.kwargs.get("inplace") is True:
         return True
-    ops = [getattr(target, each) for each in target.overloads()] if hasattr(target, "overloads") else [target]
+    overloads = target.overloads() if hasattr(target, "overloads") else ()
+    ops = [getattr(target, each) for each in overloads if not each.endswith("out")] or [target]
     schemas = [op._schema for op in ops if hasattr(op, "_schema")]
     if schemas or not name:  # a function without a schema may run any code, as the bodies of checkpoints do
         return any(schema.is_mutable for schema in schemas) or not (schemas or target.__module__.startswith(PACKAGES))
     is_functional = getattr(target, "__module__", "") == "torch.nn.functional"  # takes `inplace` by position
-    return name.startswith(("_enter", "_exit", "_set_", "set_")) or (is_functional and node.args[-1:] == (True,))
+    is_mode = name.startswith(("_enter", "_exit", "_set_", "set_", VMAP))
+    return is_mode or (is_functional and node.args[-1:] == (True,))
 
 
 def unwidened(node: Any) -> Any:

@@ -268,8 +268,10 @@ def rotate_together(editor: Editor, node: Node) -> None:
     if node.target is not rope3d.apply_rotary or node.args[1] is not None or "inplace" in node.kwargs:
         return
     other = _earlier(node)
-    views = _views_after(other, node) if other is not None else None
-    if other is not None and views is not None and editor.may_join([other], node):
+    read = walk(other.users if other else (), lambda part: part.users if part < node else ())
+    views = [part for part in read if part < node]  # of the first result, behind which they move
+    is_alone = all(operation(part) == "getitem" or is_view(part) for part in views)
+    if other is not None and is_alone and editor.may_join([other], node):
         for index, rotation in ((1, node), (0, other)):
             for part in list(rotation.users):
                 part.args = (node, index)
@@ -296,13 +298,6 @@ def _earlier(node: Node) -> Optional[Node]:
 def _is_same_view(table: Node, other: Node) -> bool:
     views = [(value(x).shape, value(x).stride(), value(x).storage_offset()) for x in (table, other)]
     return table is other or (shares_memory(table, other) and views[0] == views[1])
-
-
-def _views_after(first: Node, place: Node) -> Optional[list[Node]]:
-    """Return the views of a rotation's result that are made before `place`; None if anything else reads it there."""
-    read = walk(first.users, lambda node: node.users if node < place else ())
-    views = [node for node in read if node < place]
-    return views if all(operation(node) == "getitem" or is_view(node) for node in views) else None
 
 
 def _normalize(editor: Editor, node: Node) -> None:

@@ -100,7 +100,7 @@ def read_results(directory: Path, signers: Signers) -> tuple[list[Result], list[
         try:
             results.append(_read_result(path, signers))
         except Exception as error:  # anyone may have written the file
-            faults.append(f"{path}: is not a result: {str(error)[:200]}")
+            faults.append(f"{path}: is not a result: {'it has no ' * isinstance(error, KeyError)}{str(error)[:200]}")
     return results, faults
 
 

@@ -51,16 +51,17 @@ def _search(request: SearchRequest, task: Task, log: RunLog, notify: Notify) -> 
     for key, value in settings.items() if before else ():
         if before and before[key] != value:
             raise ConfigError(
-                f"this search was started with another {key}: {before[key]!r}, now {value!r}",
+                f"this search was started with `{key}` {before[key]!r}, not {value!r}",
                 where=str(request.run),
                 hint="go on with the same, or name another directory with --run",
             )
     backends = _backends(request, task)
-    prepare(request, task, backends)
+    if not before:
+        prepare(request, task, backends)
     judging = request.judge_settings()
-    log.append(STARTED, **settings, attempts=request.attempts, judge=judging, version=version("torch-kernel-judge"))
     stopping = threading.Event()
     with open_judge(judging, task_path(request.run), stopping.is_set) as judge:
+        log.append(STARTED, **settings, attempts=request.attempts, judge=judging, version=version("torch-kernel-judge"))
         Supervisor(request, task, judge, log, notify, stopping).run()
         chosen = best_kernel.choose(log, judge, request.run, notify)
     best = None

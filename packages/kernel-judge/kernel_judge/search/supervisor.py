@@ -78,7 +78,7 @@ class Supervisor:
         judged = self.judge(candidate) if candidate else None
         if self.stopping.is_set():  # the judge may have been stopped
             raise _Stopped
-        call = ended["candidate"], ended["seconds"]
+        call = ended["candidate"], ended["seconds"], ended["stopped"]
         made = Try(self.request.run, attempt.number, number, attempt.agent, attempt.context, *call, judged)
         self.log.append(TRY_ENDED, **made.as_event())
         speeds = made.verdict.speed if made.verdict else {}
@@ -121,7 +121,7 @@ class Supervisor:
         assert call and result
         made = Try.from_event(result, self.request.run)
         lines = ["", "## Your last try", ""]
-        if call["stopped"]:
+        if call["stopped"] and made.judged:  # the reason of a try without a candidate states it
             lines.append(f"It was stopped because it met its limit of {call['stopped']}.")
         elif call["exit-status"]:
             tail = made.workspace.log.read_bytes()[-_OUTPUT_TAIL:].decode(errors="replace")
@@ -138,14 +138,11 @@ def repo_id(task: Task) -> str:
 
 
 def prepare(request: SearchRequest, task: Task, backends: Sequence[str]) -> None:
-    """Create `given/` in the directory of a search, unless an earlier start of the search has created it."""
-    given = request.run / "given"
-    if given.is_dir():
-        return
+    """Create `given/` in the directory of a search."""
     wanted = {name for context in request.contexts for name in context}
     if REFERENCE in wanted and not request.references:
         raise ConfigError("no file is named", where="--context reference", hint="add --reference FILE")
-    with replaced_directory(given) as staged:
+    with replaced_directory(request.run / "given") as staged:
         task.save(staged / "task")
         create_project(staged / PROJECT, repo_id(task), backends, license_name="apache-2.0")
         if SKILL in wanted:

@@ -13,7 +13,7 @@ from kernel_judge.search.local_judge import Judged
 from kernel_judge.search.run_log import TRY_ENDED, Event
 from kernel_judge.search.workspace import Workspace
 
-_KEYS = ("attempt", "try", "agent", "context", "candidate", "agent-seconds")
+_KEYS = ("attempt", "try", "agent", "context", "candidate", "agent-seconds", "stopped")
 
 
 class Try(NamedTuple):
@@ -26,6 +26,7 @@ class Try(NamedTuple):
     context: Sequence[str]
     candidate: str | None
     agent_seconds: float
+    stopped: str | None  # the limit that the call met
     judged: Judged | None
 
     @property
@@ -49,7 +50,8 @@ class Try(NamedTuple):
     def reason(self) -> str:
         """Why it is not right; empty if it is."""
         if not self.judged:
-            return f"It wrote no candidate that can be copied: regular files, at most {LIMITS}."
+            stopped = f"It was stopped because it met its limit of {self.stopped}. " if self.stopped else ""
+            return f"{stopped}It wrote no candidate that can be copied: regular files, at most {LIMITS}."
         return self.verdict.reason if self.verdict else self.judged.error or ""
 
     @property
@@ -70,7 +72,7 @@ class Try(NamedTuple):
     def from_event(event: Event, run: Path) -> Try:
         """Read the result of `as_event`."""
         judged = Judged.from_dict(event["judged"]) if event["judged"] else None
-        return Try._make([run, *(event[key] for key in _KEYS), judged])
+        return Try._make([run, *(event.get(key) for key in _KEYS), judged])
 
 
 def tries_of(events: Iterable[Event], run: Path) -> list[Try]:

@@ -61,4 +61,5 @@ def test_an_agent_asks_the_cluster(tmp_path: Path, cluster: str, monkeypatch: py
 
 def test_a_cluster_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match=r"no Ray cluster at 127\.0\.0\.1:1"):
-        run_search(quick_request(tmp_path, quoted("# wrong"), ray="127.0.0.1:1"))
+        run_search(request := quick_request(tmp_path, quoted("# wrong"), ray="127.0.0.1:1"))
+    assert not logged(request.run, "started")

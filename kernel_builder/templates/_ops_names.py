@@ -1,5 +1,3 @@
-import torch
-
 ops = torch.ops.$namespace
 
 
