@@ -118,8 +118,8 @@ def test_a_mistake_in_a_project_is_refused_before_compiling(
             (VariantError, "minver, maxver", "leave no cuda variant", "widen the range"),
         ),
         (
-            *(in_file("build.toml", '["cpu", "cuda"]', '["neuron", "xpu"]'), ("--backend", "xpu")),
-            (VariantError, "[general] backends", "here for xpu; this builder does not compile for xpu", "widen"),
+            *(in_file("build.toml", '["cpu", "cuda"]', '["neuron", "xpu"]'), ("--backend", "neuron")),
+            (VariantError, "[general] backends", "here for neuron; this builder does not compile for neuron", "widen"),
         ),
         (
             *(unchanged, ("--variant", "torch-stable-abi210-cpo-x86_64-linux")),
