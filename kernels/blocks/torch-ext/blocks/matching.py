@@ -96,11 +96,12 @@ def changes(node: Node) -> bool:
     writes |= name.startswith("embedding") and argument(node, 3, "max_norm") is not None
     if writes or "out" in node.kwargs or node.kwargs.get("inplace") is True:
         return True
-    overloads = target.overloads() if hasattr(target, "overloads") else ()
-    ops = [getattr(target, each) for each in overloads if not each.endswith("out")] or [target]
+    ops = [getattr(target, each) for each in target.overloads()] if hasattr(target, "overloads") else [target]
     schemas = [op._schema for op in ops if hasattr(op, "_schema")]
     if schemas or not name:  # a function without a schema may run any code, as the bodies of checkpoints do
-        return any(schema.is_mutable for schema in schemas) or not (schemas or target.__module__.startswith(PACKAGES))
+        given = (x for schema in schemas for x in schema.arguments if not x.kwarg_only or x.name in node.kwargs)
+        writes = any(x.alias_info and x.alias_info.is_write for x in given)
+        return writes or not (schemas or target.__module__.startswith(PACKAGES))
     is_functional = getattr(target, "__module__", "") == "torch.nn.functional"  # takes `inplace` by position
     is_mode = name.startswith(("_enter", "_exit", "_set_", "set_", VMAP))
     return is_mode or (is_functional and node.args[-1:] == (True,))
