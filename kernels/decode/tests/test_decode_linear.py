@@ -7,6 +7,9 @@ from reference_decode import ACTIVATIONS, WIDTHS, eager_gated, eager_linear, eag
 from testing import DEVICE, DTYPES, assert_as_good, doubles, gpu, random
 
 ROWS = range(1, 9)
+# Outputs and inputs that an H200 computes by each plan, and by each cluster, if the weights are awaited.
+PLANS = [*((outputs, 640) for outputs in (1056, 2112, 6208, 8448, 10560, 12688, 16912)), (1040, 256)]
+PLANS += [(512, 4608), (1072, 4608), (2224, 3840), (2128, 6144), (4240, 7168)]
 
 
 @pytest.mark.kernels_ci
@@ -38,7 +41,7 @@ def test_linears(inputs, dtype):
 
 
 @gpu
-@pytest.mark.parametrize(("outputs", "inputs"), [(n, 640) for n in (1056, 2112, 6208, 8448, 10560)] + [(6208, 256)])
+@pytest.mark.parametrize(("outputs", "inputs"), PLANS)
 def test_weights_of_previous_kernel(outputs, inputs):
     """A layer whose weights the previous kernel writes waits for it: each plan of an H200."""
     rows, x = random(8, 64, dtype=torch.bfloat16), random(1, inputs, dtype=torch.bfloat16)
