@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TypeVar
 
 from kernel_format.errors import CheckError, KernelBuilderError
@@ -32,7 +33,7 @@ def within_limits(
     try:
         result, error = receiver.recv()
     except EOFError:
-        error = EOFError()
+        error = RuntimeError("ended without an answer")
     process.join()
     if isinstance(error, MemoryError) or process.exitcode in (-signal.SIGKILL, -signal.SIGXCPU):
         raise refusal(
@@ -41,7 +42,7 @@ def within_limits(
             hint="do not use it; ask its publisher for simpler Python files, smaller binaries and shorter lists",
         )
     if process.exitcode:
-        ended = f"exit status {process.exitcode}" if process.exitcode > 0 else signal.Signals(-process.exitcode).name
+        ended = f"exit status {process.exitcode}" if process.exitcode > 0 else signal.strsignal(-process.exitcode)
         hint = "run the command again; if the process ends again, do not use it"
         raise refusal(f"the process that reads it ended with {ended}", where=where, hint=hint)
     if error:
@@ -51,7 +52,9 @@ def within_limits(
 
 def _send(read: Callable[[], Result], sender: Connection, seconds: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    for limit, most in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_DATA, 4 << 30)):
+    signal.alarm(10 * seconds)  # a thread that cannot start, for want of memory, waits without CPU time
+    present = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()  # the parent's data
+    for limit, most in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_DATA, present + (4 << 30))):
         resource.setrlimit(limit, (most, most))
     try:
         sender.send((read(), None))

@@ -23,7 +23,6 @@ from kernel_builder.checks.findings import OLDEST_MANYLINUX, OLDEST_PYTHON, Chec
 from kernel_builder.config.variant import Release
 from kernel_builder.demangle import demangle
 from kernel_builder.elf import SharedObject
-from kernel_builder.limits import within_limits
 from kernel_builder.plural import listed
 
 _NEEDED_LIBRARIES: Mapping[str, Any] = toml_file.read(Path(__file__).with_name("needed_libraries.toml"))
@@ -95,7 +94,7 @@ def check_device_code(package: CheckedPackage, binary: SharedObject) -> Iterator
     backend = backends.compiled(package.variant.backend)
     expected = frozenset(package.known_metadata.archs)
     try:
-        code = within_limits(lambda: backend.device_code(binary.path, backends.reading(binary.path)), binary.name)
+        code = backend.device_code(binary.path, backends.reading(binary.path))
     except elf.Unreadable as error:
         yield Finding(str(error), _REBUILD)
         return

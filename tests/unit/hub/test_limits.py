@@ -39,7 +39,7 @@ def test_the_end_of_a_reading_process_is_named() -> None:
     def fail(error: Exception) -> None:
         raise error
 
-    with pytest.raises(CheckError, match="name: the process that reads it ended with SIGUSR1"):
+    with pytest.raises(CheckError, match="name: the process that reads it ended with User defined signal 1"):
         limits.within_limits(partial(signal.raise_signal, signal.SIGUSR1), "name")
     with pytest.raises(RuntimeError, match="Unusual: a"):
         limits.within_limits(partial(fail, Unusual("a", "b")), "name")
