@@ -143,9 +143,9 @@ def converted(text: str, path: Path, license: str | None = None) -> str:
         table[plain[-1]] = _MARK
     else:
         table.update(added)
-    kernels: Any = document.get("kernel", {})
-    for name, kernel in kernels.items():
-        if backend := kernel.get("backend"):
+    kernels: Any = document.get("kernel")
+    for name, kernel in kernels.items() if isinstance(kernels, Mapping) else ():
+        if isinstance(kernel, dict) and (backend := kernel.get("backend")):
             language = _language({"backend": backend}, TomlPlace(str(path), f"kernel.{name}"))
             kernel["backend"] = tomlkit.value(backend.as_string().replace(backend, _MARK + language))
     if not any(name in document for name in FRAMEWORKS):
