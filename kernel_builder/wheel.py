@@ -27,8 +27,8 @@ from kernel_builder.package import wheel_archive
 from kernel_builder.progress import Progress
 from kernel_format.errors import ConfigError, PackageError
 
+_TAKEN = re.compile(rb"_ops(\.| import [\s(\w,]*)get_kernel_dep\b")
 _LOADER = Path(__file__).with_name("templates") / "wheel_init.py"
-_CLIENTS = re.compile(rb"\bfrom kernels import [\s(\w,]*\bget_kernel_dep\b|\bkernels\.get_kernel_dep\b")
 
 
 @dataclass(frozen=True)
@@ -108,22 +108,19 @@ def write_wheels(
 def _kernels(project: Project, index_names: Sequence[str]) -> dict[str, tuple[str, int]]:
     """Return the requirement and the version of each kernel that a project depends on, by repository."""
     names, kernels = dict(entry.partition("=")[::2] for entry in index_names), {}
-    for _, path in project.python_files:
-        if _CLIENTS.search(path.read_bytes()):
-            hint = "write `from ._ops import get_kernel_dep`, and build again"
-            raise ConfigError("a wheel cannot take get_kernel_dep from the client", where=str(path), hint=hint)
     for depend in (*project.kernel_depends, *itertools.chain(*project.backend_kernel_depends.values())):
         own, version = depend.repo_id.partition("/")[2], depend.version
         if version is None or not python_name(own).isidentifier():
-            raise ConfigError(
-                f"a wheel cannot require {depend.repo_id}: pip needs its version, and Python a name to import",
-                where=f"{project.root}/build.toml: [general] kernel-depends",
-                hint='write { repo-id = "org/base", version = 1 }',
-            )
+            message = f"a wheel cannot require {depend.repo_id}: pip needs its version, and Python a name to import"
+            where = f"{project.root}/build.toml: [general] kernel-depends"
+            raise ConfigError(message, where=where, hint='write { repo-id = "org/base", version = 1 }')
         kernels[depend.repo_id] = (f"{_name(names.get(own, own), '--depends')}<{version + 1},>={version}", version)
     if unknown := names.keys() - {repo_id.partition("/")[2] for repo_id in kernels}:
         where, hint = "--depends", "expected NAME=INDEX_NAME, such as base=my-base for org/base"
         raise ConfigError(f"kernel-depends has no {', '.join(sorted(unknown))}", where=where, hint=hint)
+    if kernels and not any(_TAKEN.search(path.read_bytes()) for _, path in project.python_files):
+        where, hint = f"{project.root}/torch-ext", "write `from ._ops import get_kernel_dep`, and build again"
+        raise ConfigError("no module takes get_kernel_dep from ._ops, as a wheel needs", where=where, hint=hint)
     return kernels
 
 

@@ -19,15 +19,15 @@ def get_kernel_dep(repo_id):
     (requirement, version), module = DEPENDS[repo_id], repo_id.rpartition("/")[2].replace("-", "_")
     spec = importlib.util.find_spec(module)
     found = Path(spec.origin or module) if spec else None
-    # The loader of a wheel, or the package that takes its place when it is loaded.
-    files = [file for place in (found.parents[0:3:2] if found else ()) for file in place.glob("build/*/metadata.json")]
-    packages = [json.loads(file.read_bytes()) for file in files]
-    kernels = {(of.get("provenance", {}).get("built-for", {}).get("repo-id"), of.get("version")) for of in packages}
-    if kernels != {(repo_id, version)}:
-        actual = " and ".join(f"{name}, version {major}" for name, major in kernels) or "not the wheel of a kernel"
+    # The directory of a wheel's loader, or of the loader whose place a package takes when it is loaded.
+    folder = found and (found.parents[2] if found.parents[1].name == "build" else found.parent)
+    packages = [json.loads(file.read_bytes()) for file in folder.glob("build/*/metadata.json")] if folder else []
+    seen = {(of.get("provenance", {}).get("built-for", {}).get("repo-id"), of.get("version")) for of in packages}
+    if seen != {(repo_id, version)}:
+        what = " and ".join(f"{name or 'ownerless'}, version {n}" for name, n in seen) or "not the wheel of a kernel"
         raise ImportError(
             f"{repo_id}, version {version}, is needed.\n"
-            f"  `import {module}` finds: {f'{found}, which is {actual}' if found else 'no module'}\n"
+            f"  `import {module}` finds: {f'{found}, which is {what}' if found else 'no module'}\n"
             f'  install it: pip install --force-reinstall "{requirement}"; a module earlier in sys.path hides it',
             name=module,
         )
