@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -64,3 +65,5 @@ def copy_skill(skill: Skill, path: Path) -> None:
     """Create or replace the directory of a skill, as a whole or not at all."""
     with replaced_directory(path) as staged:
         write_files(staged, skill.files())
+        for name in skill.files():  # scripts stay executable
+            shutil.copymode(skill.directory / name, staged / name)
