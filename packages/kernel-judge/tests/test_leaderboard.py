@@ -133,7 +133,7 @@ def test_a_page_replaces_an_earlier_page_and_no_other_files(write: Write, tmp_pa
     for _ in range(2):
         expect(0, "", *arguments)
     (tmp_path / "site" / name).write_text("mine")
-    expect(2, f"has other files than a page's, such as {Path(name).name}", *arguments)
+    expect(2, f"is no page of this version: it has {Path(name).name}", *arguments)
     assert (tmp_path / "site" / name).read_text() == "mine"
 
 

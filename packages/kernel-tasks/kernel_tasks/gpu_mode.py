@@ -217,7 +217,7 @@ def read(path: Path) -> Task:
             continue
         place, root = (directory / source).resolve(), directory.resolve()
         if not place.is_relative_to(root.parent.parent if place.suffix == ".py" else root):
-            hint = "name a file of the task's directory, or a Python module beside it such as ../utils.py"
+            hint = "name a file of the task's directory, or a Python module up to two directories above: ../utils.py"
             refuse("files: source", f"{source} lies outside of the task", hint)
         try:
             files[name] = place.read_bytes()

@@ -49,7 +49,7 @@ def write_site(results: Sequence[Result], target: Path, title: str, *, only_vali
     for path in target.rglob("*"):
         if not (is_site and _WRITTEN.fullmatch(path.relative_to(target).as_posix())):
             hint = "name a new or empty directory with --out, or move the file"
-            raise ConfigError(f"has other files than a page's, such as {path.name}", where=str(target), hint=hint)
+            raise ConfigError(f"is no page of this version: it has {path.name}", where=str(target), hint=hint)
     results = sorted(results, key=lambda result: result.content)
     groups = ranked(results, only_valid=only_valid)
     placed = {id(result) for group in groups.values() for result in group}
