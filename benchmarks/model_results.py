@@ -133,7 +133,7 @@ def _each(title: str, ratios: Mapping[str, float], most: float, unit: str = "") 
     return Row(
         title,
         f"each at most {most}{unit}",
-        f"{ratios[worst]:.2f}{unit} ({(TITLES | TRAINING_TITLES | _GENERATE_TITLES)[worst]}){count}",
+        f"{ratios[worst]:.{2 if unit else 3}f}{unit} ({(TITLES | TRAINING_TITLES | _GENERATE_TITLES)[worst]}){count}",
         not over,
     )
 
