@@ -55,7 +55,8 @@ def _send(read: Callable[[], Result], sender: Connection, seconds: int) -> None:
     signal.alarm(10 * seconds)  # a thread that cannot start, for want of memory, waits without CPU time
     present = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()  # the parent's data
     for limit, most in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_DATA, present + (4 << 30))):
-        resource.setrlimit(limit, (most, most))
+        _, hard = resource.getrlimit(limit)  # of a caller that is within limits itself, else -1
+        resource.setrlimit(limit, (min(most, hard), hard) if hard >= 0 else (most, most))
     try:
         sender.send((read(), None))
     except Exception as error:
