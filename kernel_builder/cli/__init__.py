@@ -148,7 +148,7 @@ class MainGroup(PluginGroup):
         command = self.get_command(ctx, ctx.invoked_subcommand or "")
         into_file = command is not None and any(option.name == "json_file" for option in command.params)
         json_options = {"--output-json"} if into_file else {"--json", "--output-json"}
-        given = sys.argv[: [*sys.argv, "--"].index("--")]  # what follows is another program's
+        given = sys.argv[: [*sys.argv, "--"].index("--")]  # the rest is another program's
         report_error(error, as_json=not json_options.isdisjoint(given))
         ctx.exit(error.exit_code)
 

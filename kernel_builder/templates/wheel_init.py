@@ -24,10 +24,10 @@ def get_kernel_dep(repo_id):
     packages = [json.loads(file.read_bytes()) for file in folder.glob("build/*/metadata.json")] if folder else []
     seen = {(of.get("provenance", {}).get("built-for", {}).get("repo-id"), of.get("version")) for of in packages}
     if seen != {(repo_id, version)}:
-        what = " and ".join(f"{name or 'ownerless'}, version {n}" for name, n in seen) or "not the wheel of a kernel"
+        kind = " and ".join(f"{name or 'of no owner'}, version {n}" for name, n in seen) or "not the wheel of a kernel"
         raise ImportError(
             f"{repo_id}, version {version}, is needed.\n"
-            f"  `import {module}` finds: {f'{found}, which is {what}' if found else 'no module'}\n"
+            f"  `import {module}` finds: {f'{found}, which is {kind}' if found else 'no module'}\n"
             f'  install it: pip install --force-reinstall "{requirement}"; a module earlier in sys.path hides it',
             name=module,
         )

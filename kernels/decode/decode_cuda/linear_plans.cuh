@@ -29,8 +29,8 @@ struct Choice {
 };
 
 // The first range that has a call chooses: tiles in percent of the SMs, inputs, and weights, which are awaited where
-// the previous kernel may write them. All blocks run at once, if they can. A cluster reads a tile in fewer steps; small
-// blocks start beside the previous kernel's. Of 938 calls on an H200, it chose 1.02 times the time of the best of 60.
+// the previous kernel may write them. All blocks run at once, if they can; small ones start beside the previous kernel.
+// On an H200, 938 choices took 1.02 times the time of the fastest of 60 plans and clusters, in the mean.
 enum Weights { any, constant, awaited };
 constexpr int kMost = 1 << 30;
 struct Range {

@@ -10,6 +10,7 @@ import pytest
 
 from kernel_format.errors import ConfigError
 from kernel_skills.catalog import MOST_TOKENS, files_in, find_skill, read_skill, tokens_at_most
+from kernel_skills.installation import copy_skill
 from tests.support.cli import expect, invoke
 from tests.support.files import write_files
 
@@ -77,6 +78,13 @@ def test_a_skill_has_no_links(tmp_path: Path) -> None:
     (tmp_path / "mine" / "private.md").symlink_to("/etc/hostname")
     with pytest.raises(ConfigError, match=r"private\.md: is not a regular file"):
         read_skill(tmp_path / "mine")
+
+
+def test_scripts_stay_executable(tmp_path: Path) -> None:
+    write_files(tmp_path / "mine", {"SKILL.md": "---\nname: mine\ndescription: a\n---\n", "run.sh": "#!/bin/sh\n"})
+    (tmp_path / "mine" / "run.sh").chmod(0o755)
+    copy_skill(read_skill(tmp_path / "mine"), tmp_path / "copy")
+    assert (tmp_path / "copy" / "run.sh").stat().st_mode & 0o111 == 0o111
 
 
 PLACES = {

@@ -194,6 +194,10 @@ def test_the_wheel_of_a_kernel_that_loads_another(
 
     replace(site / "stable_scale" / "build" / CPU / "metadata.json", '"version": 1', '"version": 2')
     refused("which is org/stable-scale, version 2")
+    replace(site / "stable_scale" / "build" / CPU / "metadata.json", '"version": 2', '"version": 1')
+    shutil.move(site / "stable_scale" / "build", site.parent)  # as those of a project's sources are
+    refused("stable_scale/__init__.py, which is not the wheel of a kernel")
+    shutil.rmtree(site.parent / "build")
     shutil.rmtree(site / "stable_scale")
     refused("`import stable_scale` finds: no module")
     write_files(site, {"stable_scale.py": "raise SystemExit('was run')"})

@@ -120,6 +120,11 @@ def converted(home: Path, license: str | None = None) -> str:
     return editions.converted(build_toml.read_text(path), path, license)
 
 
+def test_a_kernel_that_is_no_table_is_left_to_the_reader(home: Path) -> None:
+    write(home, general() + "\n[kernel]\nd = 1\n")
+    assert "d = 1" in converted(home)
+
+
 @pytest.mark.parametrize("text", EDITION_4)
 def test_both_accept_edition_4(home: Path, text: str) -> None:
     write(home, text)
