@@ -42,8 +42,8 @@ def _downloads(values: Mapping[str, Any]) -> Row:
         "at most 160 MB",
         f"{values['bytes'] / 1e6:.1f} MB",
         values["bytes"] <= 160e6,
-        "An index on loopback, which forwards to the configured index, counts all bytes, including index pages. `--all` "
-        f"also downloads the compiler of CUDA 13.2, another {values['more-with-all'] / 1e6:.1f} MB.",
+        "An index on loopback, which forwards to the configured index, counts all bytes, including index pages. "
+        f"`--all` also downloads the compiler of CUDA 13.2, another {values['more-with-all'] / 1e6:.1f} MB.",
     )
 
 
