@@ -61,7 +61,7 @@ def test_check_config_of_several_ends_in_one_table(several: list[Path]) -> None:
 def test_what_does_not_exist_is_a_mistake(several: list[Path]) -> None:
     for command in ("check-config", "list-variants", "update-build"):
         expect(2, "no-such-directory", command, several[1], several[1].parent / "no-such-directory")
-        expect(2, "is a file, and a project is", command, several[0])
+        expect(2, "is a file; expected a directory", command, several[0])
 
 
 @pytest.mark.parametrize(
