@@ -78,7 +78,7 @@ def notices(table: str, flags: Sequence[str]) -> Iterator[str]:
     """Yield a notice about flags of g++ that limit the processors of a table's binary."""
     if limits := [flag for flag in flags if _INSTRUCTIONS.fullmatch(flag)]:
         yield (
-            f"[{table}] cxx-flags: on a processor without the instructions of {' '.join(limits)} the kernel ends the "
+            f"[{table}] cxx-flags: on a processor without the instructions of {' '.join(limits)}, the kernel ends the "
             "process (SIGILL); choose them at run time: __attribute__((target(...))) and __builtin_cpu_supports"
         )
 
