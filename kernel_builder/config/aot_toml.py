@@ -36,7 +36,7 @@ def read(root: Path) -> dict[str, Any]:
     document = toml_file.read(path)
     for name, table in document.get("op", {}).items():
         for key in table.keys() & SCHEMA["properties"].keys() if isinstance(table, dict) else ():
-            raise ConfigError("is not a key of an op", where=f"{path}: [op.{name}] {key}", hint="write it above [op.*]")
+            raise ConfigError("is not a key of an op", where=f"{path}: [op.{name}] {key}", hint="write it above [op]")
     if document.get("op") == {}:
         raise ConfigError("has no op", where=f"{path}: [op]", hint="add a table [op.NAME] for each launch function")
     tables: dict[str, Any] = _READER.read(document, SCHEMA, TomlPlace(str(path)))
