@@ -144,9 +144,9 @@ def test_check_config_judges_flags_as_a_build_does(tmp_path: Path) -> None:
     notice = "[kernel.demo_cuda] is for cuda, which is not in [general] backends: it is not built"
     assert notice in invoke("check-config", home).stderr
     for flag, reason in (
-        ("-ObjC++", "chooses a language"),
+        ("-ObjC++", "chooses the language"),
         ("-I/opt/x", "outside of the project"),
-        ("-shared", "the link"),
+        ("-shared", "a linker option"),
     ):
         expect(2, reason, "check-config", project(tmp_path / "b", f'{text}cxx-flags = ["{flag}"]\n'))
     several = invoke("check-config", home, tmp_path / "b")
