@@ -359,13 +359,13 @@ inline ShortLayout short_layout(const Backward& problem, const DeviceProperties&
 }
 
 inline cudaError_t launch_short(const Backward& problem, ShortBackward& rows, const ShortLayout& layout,
-                                cudaStream_t stream) {
+                                const DeviceProperties& device, cudaStream_t stream) {
   rows.words = short_words(problem);
   rows.stages = rows.group_rows <= rows.parts * layout.rows ? 1 : kShortStages;
   constexpr int kSumBytes = 3 * kDynamicWidth * static_cast<int>(sizeof(float));
   const int bytes = layout.group * layout.rows * std::max(rows.words * rows.stages * kVectorBytes, kSumBytes);
   const auto kernel = reads_bfloat16_only(problem) ? backward_short_kernel<true> : backward_short_kernel<false>;
-  const cudaError_t error = allow_shared_bytes(kernel, bytes, kShortStaticBytes);
+  const cudaError_t error = allow_shared_bytes(kernel, bytes, kShortStaticBytes, device);
   if (error != cudaSuccess) return error;
   return launch_with_pdl(kernel, dim3(static_cast<unsigned>(problem.sums.groups * problem.sums.parts)),
                          dim3(layout.group, layout.rows), bytes, stream, rows);

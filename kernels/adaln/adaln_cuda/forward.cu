@@ -57,7 +57,7 @@ cudaError_t launch_tiles(TiledForward& problem, int64_t rows, const TileLayout& 
   problem.spans = fast_divisor(problem.tiles_per_span);
   problem.prefetch_distance = prefetch_distance(problem, kConfig, layout, rows, sizeof(T), device);
   const auto kernel = forward_kernel<T, kRow>;
-  const cudaError_t error = allow_shared_bytes(kernel, layout.shared_bytes, kStaticSharedBytes);
+  const cudaError_t error = allow_shared_bytes(kernel, layout.shared_bytes, kStaticSharedBytes, device);
   if (error != cudaSuccess) return error;
   return launch_with_pdl(kernel, dim3((problem.tiles + layout.tiles - 1) / layout.tiles),
                          dim3(layout.group, layout.tiles), layout.shared_bytes, stream, problem);

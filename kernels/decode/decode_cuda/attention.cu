@@ -351,8 +351,9 @@ void launch(const Attention& problem, void (*const (&kernels)[3][2])(Attention, 
   if (current_device_properties(&device) != cudaSuccess) return;  // errors are also left for cudaGetLastError
   const int stages = 2 * stage_bytes + kStaticBytes <= static_cast<size_t>(device.max_shared_bytes_per_block) ? 2 : 1;
   const size_t bytes = std::max(sums_bytes, stages * stage_bytes);
+  // The device's limit: another thread may be launching the kernel with more bytes than these.
   if (cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(bytes)) != cudaSuccess) {
+                           device.max_shared_bytes_per_block - static_cast<int>(kStaticBytes)) != cudaSuccess) {
     return;
   }
   const dim3 grid(division.splits, static_cast<unsigned>(problem.key_heads * division.head_blocks),
