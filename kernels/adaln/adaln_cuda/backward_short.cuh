@@ -39,7 +39,9 @@ struct ShortRows {
   int hidden, column;
   bool in_row;
   uint32_t rows_group, first_row, stride;  // rows_group: the group of rows, as of a span
-  SharedAddress ring, ring_end;            // of the thread; [stages][streams][threads]
+  // Of the thread; stages of x | grad | scale | grad_sum | gate | branch, without absent ones: of each, one slot or, if
+  // it is float32, two; a slot is [threads] of 16 bytes.
+  SharedAddress ring, ring_end;
   uint32_t slot_bytes, stage_bytes;
   uint32_t next_row;  // the next to copy
   SharedAddress next_slot;
@@ -268,7 +270,7 @@ __global__ void __launch_bounds__(kShortThreads) backward_short_kernel(const __g
   ShortRows<kBfloat16> rows(problem, shared_address(memory));
   rows.prefetch();
   grid_wait();
-  trigger_next_grid();
+  trigger_next_grid();  // in this order: reduce_kernel reads factors before its own wait
   rows.fill_ring();
   float factor[kWidth], gate[kWidth];
   rows.load_factors(factor, gate);

@@ -40,8 +40,7 @@ __device__ __forceinline__ float* part_of(float* parts, int64_t head, int split,
 }
 
 // A thread's sums over the tokens of its warp: the largest scores of heads g and g + 8, weights relative to them, and
-// weighted values. In blocks of at most 8 heads, heads are the columns of the products: a thread's are 2 * t, 2 * t
-// + 1.
+// weighted values, as the table above `Tiles` shows them.
 template <typename T, int kChunks, bool kWide>
 struct WarpSums {
   static constexpr int kHalves = kWide ? 2 : 1;
