@@ -143,9 +143,10 @@ RingLayout ring_layout(const Backward& problem, const DeviceProperties& device) 
 }
 
 template <typename T, int kRow, Branch kBranch>
-cudaError_t launch_ring(const RingBackward& problem, const RingLayout& layout, int64_t blocks, cudaStream_t stream) {
+cudaError_t launch_ring(const RingBackward& problem, const RingLayout& layout, int64_t blocks,
+                        const DeviceProperties& device, cudaStream_t stream) {
   const auto kernel = backward_ring_kernel<T, kRow, kBranch>;
-  const cudaError_t error = allow_shared_bytes(kernel, layout.shared_bytes, kRingStaticBytes);
+  const cudaError_t error = allow_shared_bytes(kernel, layout.shared_bytes, kRingStaticBytes, device);
   if (error != cudaSuccess) return error;
   return launch_with_pdl(kernel, dim3(static_cast<unsigned>(blocks)), dim3(layout.group, layout.rows),
                          layout.shared_bytes, stream, problem);
@@ -154,15 +155,15 @@ cudaError_t launch_ring(const RingBackward& problem, const RingLayout& layout, i
 // Launches the kernel of a layout. Only kernels for the dtypes of their row are compiled.
 template <typename T>
 cudaError_t launch_ring(const RingBackward& problem, const RingLayout& layout, Branch branch, int64_t blocks,
-                        cudaStream_t stream) {
+                        const DeviceProperties& device, cudaStream_t stream) {
   constexpr unsigned kDtype = dtype_bit(kTypeOf<T>);
   return launch_row<kRingKernelTable, kDtype>(layout.row, [&](auto row) {
     constexpr RingKernelConfig kConfig = kRingKernelTable[row()];
-    if (branch == Branch::none) return launch_ring<T, row(), Branch::none>(problem, layout, blocks, stream);
+    if (branch == Branch::none) return launch_ring<T, row(), Branch::none>(problem, layout, blocks, device, stream);
     if constexpr (has_plain_ring(kConfig, kDtype)) {
-      if (branch == Branch::plain) return launch_ring<T, row(), Branch::plain>(problem, layout, blocks, stream);
+      if (branch == Branch::plain) return launch_ring<T, row(), Branch::plain>(problem, layout, blocks, device, stream);
     }
-    return launch_ring<T, row(), Branch::gated>(problem, layout, blocks, stream);
+    return launch_ring<T, row(), Branch::gated>(problem, layout, blocks, device, stream);
   });
 }
 
@@ -255,7 +256,7 @@ cudaError_t launch(const Backward& problem, const DeviceProperties& device, cuda
     const ShortLayout layout = short_layout(problem, device);
     if (layout.rows > 0) {
       ShortBackward rows = short_problem(problem, strided);
-      return launch_short(problem, rows, layout, stream);
+      return launch_short(problem, rows, layout, device, stream);
     }
   }
   if (!rings || !whole) return launch_general(problem, stream);
@@ -264,7 +265,7 @@ cudaError_t launch(const Backward& problem, const DeviceProperties& device, cuda
   cudaError_t error = cudaSuccess;
   dispatch_dtype(problem.type, [&](auto tag) {
     using T = typename decltype(tag)::Element;
-    error = launch_ring<T>(rows, ring, branch, problem.sums.groups * problem.sums.parts, stream);
+    error = launch_ring<T>(rows, ring, branch, problem.sums.groups * problem.sums.parts, device, stream);
   });
   return error;
 }

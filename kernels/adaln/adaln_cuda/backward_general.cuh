@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kGeneralThreads)
   const bool own_modulations = problem.span == 1, sums_needed = problem.sums.partial != nullptr && problem.rows > 1;
   float* const partial = problem.sums.partial + blockIdx.x * problem.sums.count * hidden;
   grid_wait();
-  trigger_next_grid();
+  trigger_next_grid();  // in this order: reduce_kernel reads factors before its own wait
   for (int64_t index = first_row; index < rows; index += problem.sums.parts) {
     const int64_t row = group * rows + index, modulation = own_modulations ? row : group;
     const BackwardElements elements(problem, row, modulation);

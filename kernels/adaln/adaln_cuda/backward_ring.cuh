@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(kRingKernelTable[kRow].max_threads)
   prefetch_first(problem, at);
   for (int i = at.thread; i < 8 * Types::kMaxWarps; i += at.threads) reinterpret_cast<float4*>(scratch)[i] = float4{};
   grid_wait();
-  trigger_next_grid();
+  trigger_next_grid();  // in this order: reduce_kernel reads factors before its own wait
   const char* next[kTensors];
   RingLoader<Types> loader(problem, at, next);
   const RingFactors<Types> factors(problem, at);

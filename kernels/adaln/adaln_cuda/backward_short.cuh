@@ -39,7 +39,9 @@ struct ShortRows {
   int hidden, column;
   bool in_row;
   uint32_t rows_group, first_row, stride;  // rows_group: the group of rows, as of a span
-  SharedAddress ring, ring_end;            // of the thread; [stages][streams][threads]
+  // Of the thread; stages of x | grad | scale | grad_sum | gate | branch, without absent ones: of each, one slot or, if
+  // it is float32, two; a slot is [threads] of 16 bytes.
+  SharedAddress ring, ring_end;
   uint32_t slot_bytes, stage_bytes;
   uint32_t next_row;  // the next to copy
   SharedAddress next_slot;
@@ -268,7 +270,7 @@ __global__ void __launch_bounds__(kShortThreads) backward_short_kernel(const __g
   ShortRows<kBfloat16> rows(problem, shared_address(memory));
   rows.prefetch();
   grid_wait();
-  trigger_next_grid();
+  trigger_next_grid();  // in this order: reduce_kernel reads factors before its own wait
   rows.fill_ring();
   float factor[kWidth], gate[kWidth];
   rows.load_factors(factor, gate);
@@ -359,13 +361,13 @@ inline ShortLayout short_layout(const Backward& problem, const DeviceProperties&
 }
 
 inline cudaError_t launch_short(const Backward& problem, ShortBackward& rows, const ShortLayout& layout,
-                                cudaStream_t stream) {
+                                const DeviceProperties& device, cudaStream_t stream) {
   rows.words = short_words(problem);
   rows.stages = rows.group_rows <= rows.parts * layout.rows ? 1 : kShortStages;
   constexpr int kSumBytes = 3 * kDynamicWidth * static_cast<int>(sizeof(float));
   const int bytes = layout.group * layout.rows * std::max(rows.words * rows.stages * kVectorBytes, kSumBytes);
   const auto kernel = reads_bfloat16_only(problem) ? backward_short_kernel<true> : backward_short_kernel<false>;
-  const cudaError_t error = allow_shared_bytes(kernel, bytes, kShortStaticBytes);
+  const cudaError_t error = allow_shared_bytes(kernel, bytes, kShortStaticBytes, device);
   if (error != cudaSuccess) return error;
   return launch_with_pdl(kernel, dim3(static_cast<unsigned>(problem.sums.groups * problem.sums.parts)),
                          dim3(layout.group, layout.rows), bytes, stream, rows);

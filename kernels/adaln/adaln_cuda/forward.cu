@@ -57,17 +57,21 @@ cudaError_t launch_tiles(TiledForward& problem, int64_t rows, const TileLayout& 
   problem.spans = fast_divisor(problem.tiles_per_span);
   problem.prefetch_distance = prefetch_distance(problem, kConfig, layout, rows, sizeof(T), device);
   const auto kernel = forward_kernel<T, kRow>;
-  const cudaError_t error = allow_shared_bytes(kernel, layout.shared_bytes, kStaticSharedBytes);
+  const cudaError_t error = allow_shared_bytes(kernel, layout.shared_bytes, kStaticSharedBytes, device);
   if (error != cudaSuccess) return error;
   return launch_with_pdl(kernel, dim3((problem.tiles + layout.tiles - 1) / layout.tiles),
                          dim3(layout.group, layout.tiles), layout.shared_bytes, stream, problem);
 }
 
-// The modulations and parameters of a problem, as the fast paths distinguish them.
+// Which kernel takes a call: that of the first line that holds and for whose FactorCount the launch table has a row;
+// else the general kernel. In the last two lines, all dtypes of a stepwise call are that of the rows.
+//
+//                modulations and parameters               dtypes                             code
+//   simple       scale and shift, perhaps a weight        that of the rows; not stepwise     any: norm_rows
+//   one_factor   scale and shift, weight and bias, none   one; the gate may have another     one: norm_rows
+//   fast         any                                      one, which the gate has, too       any: norm_general
 struct Factors {
-  bool fast;        // the gate and all of them share a dtype, and steps are rounded to it or not at all
-  bool simple;      // fast; scale and shift, perhaps a weight, in the rows' dtype, and not stepwise
-  bool one_factor;  // a scale and a shift, or a weight and a bias, in one dtype; steps are rounded to it or not at all
+  bool fast, simple, one_factor;
   bool float32_shared, float32_gate;  // the dtype is float32, that of rows is not
 };
 

@@ -6,13 +6,11 @@
 //
 // A group of threads has a tile of one or two neighbouring rows of a span. 16-bit elements stay encoded, in half the
 // registers, and are decoded again for each use. One pass sums differences from an element of the row and their
-// squares. Blocks prefetch the rows of later blocks into L2, and those of the first ones while the preceding kernel
-// still runs.
+// squares; if that element is an outlier, a second one those from the mean. Blocks prefetch the rows of later blocks
+// into L2, and those of the first ones while the preceding kernel still runs.
 //
-// With FactorCount::any, modulations and parameters may be combined in any way: float32 modulations, rounded steps and
-// rare combinations have small and slow code, because registers and code must do for all. With FactorCount::one there
-// is at most one factor and one offset, a scale and a shift or a weight and a bias, as in model blocks, and each
-// arithmetic has code of its own.
+// The table above `Factors` in forward.cu shows which code takes a call. That for all combinations, norm_general, is
+// small and slow, because registers and code must do for all.
 #pragma once
 
 #include "adaln_cuda/forward_tiles.cuh"
@@ -116,12 +114,15 @@ __device__ __forceinline__ void find_moments(const TiledForward& problem, const 
   constexpr int kWidth = kVectorWidth<T>;
   constexpr bool kTwoByte = sizeof(T) < sizeof(float);
   float sums[2 * kRows] = {}, pivots[kRows];
-  const auto add_differences_from = [&](const float (&from)[kRows]) {
-    for_each_vector(position, words, [&](int r, const float (&x)[kWidth], bool has) {
-      add_differences(x, has, from[r], sums[2 * r], sums[2 * r + 1]);
-    });
-  };
   if (problem.centered) {
+    const auto find_averages = [&](int pass) {
+      for_each_vector(position, words, [&](int r, const float (&x)[kWidth], bool has) {
+        add_differences(x, has, pivots[r], sums[2 * r], sums[2 * r + 1]);
+      });
+      average_over_row(problem.average, sums, scratch[pass]);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) means[r] = pivots[r] + sums[2 * r];
+    };
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       pivots[r] = decode(first.x[r]);
@@ -132,25 +133,30 @@ __device__ __forceinline__ void find_moments(const TiledForward& problem, const 
         pivots[r] += decode(first.branch[r]);
       }
     }
-    add_differences_from(pivots);
+    find_averages(0);
+    // A second pass takes differences from the mean: in float32, for all digits of the mean; in 16 bits, in rows whose
+    // first element is an outlier, 8 standard deviations away, since its square costs the variance its digits. Rows of
+    // at most 512 elements, which have no more than a warp, go without: that adds 0.5 % at most to their error.
+    if (!kTwoByte || blockDim.x > kWarp) {
+      bool far = false;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        if (kTwoByte && !(65.0f / 64 * sums[2 * r] * sums[2 * r] > sums[2 * r + 1])) continue;
+        pivots[r] = means[r];
+        far = true;
+      }
+      if (far) {
+#pragma unroll
+        for (float& sum : sums) sum = 0.0f;
+        find_averages(1);
+      }
+    }
   } else {
     for_each_vector(position, words, [&](int r, const float (&x)[kWidth], bool) {
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) sums[2 * r + 1] += x[j] * x[j];
     });
-  }
-  average_over_row(problem.average, sums, scratch[0]);
-  if (problem.centered) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) means[r] = pivots[r] + sums[2 * r];
-    if constexpr (!kTwoByte) {  // all digits of a float32 mean need a second pass of differences from the mean
-#pragma unroll
-      for (int k = 0; k < 2 * kRows; ++k) sums[k] = 0.0f;
-      add_differences_from(means);
-      average_over_row(problem.average, sums, scratch[1]);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) means[r] += sums[2 * r];
-    }
+    average_over_row(problem.average, sums, scratch[0]);
   }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) rstds[r] = rsqrtf(variance_of(sums[2 * r], sums[2 * r + 1]) + problem.eps);
@@ -198,21 +204,6 @@ __device__ __forceinline__ void norm_rows(const TiledForward& problem, const Til
   }
 }
 
-template <typename T, int kRow>
-__device__ __forceinline__ float2 norm_pair(const TiledForward& problem, const StagedRows<T, kRow>& staged, int i,
-                                            int pair, float2 x, float mean, float rstd) {
-  float2 normed = make_float2((x.x - mean) * rstd, (x.y - mean) * rstd);
-  if (problem.slots[kWeight] >= 0) normed = multiply(normed, staged.pair(problem.slots[kWeight], i, pair));
-  if (problem.slots[kBias] >= 0) normed = add(normed, staged.pair(problem.slots[kBias], i, pair));
-  if (problem.slots[kScale] < 0) return normed;
-  float2 factors = staged.pair(problem.slots[kScale], i, pair);
-  factors = make_float2(factors.x + 1.0f, factors.y + 1.0f);
-  const float2 offsets = staged.pair(problem.slots[kShift], i, pair);
-  if (sizeof(T) == sizeof(float) || !problem.stepwise) return multiply_add(normed, factors, offsets);
-  normed = round_pair<T>(multiply(round_pair<T>(normed), round_pair<T>(factors)));
-  return add(normed, offsets);
-}
-
 // Normalizes and writes the rows with any options.
 template <typename T, int kRow, int kRows>
 __device__ __forceinline__ void norm_general(const TiledForward& problem, const TilePosition<T, kRow>& position,
@@ -224,8 +215,16 @@ __device__ __forceinline__ void norm_general(const TiledForward& problem, const 
     if (!position.has(i)) continue;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      change_pairs<T>(words[r][i],
-                      [&](int pair, float2 x) { return norm_pair(problem, staged, i, pair, x, means[r], rstds[r]); });
+      change_pairs<T>(words[r][i], [&](int pair, float2 x) {
+        const auto shared = [&](SharedRow which) { return staged.pair(problem.slots[which], i, pair); };
+        float2 normed = make_float2((x.x - means[r]) * rstds[r], (x.y - means[r]) * rstds[r]);
+        if (problem.slots[kWeight] >= 0) normed = multiply(normed, shared(kWeight));
+        if (problem.slots[kBias] >= 0) normed = add(normed, shared(kBias));
+        if (problem.slots[kScale] < 0) return normed;
+        const float2 factors = add(shared(kScale), make_float2(1.0f, 1.0f));
+        if (sizeof(T) == sizeof(float) || !problem.stepwise) return multiply_add(normed, factors, shared(kShift));
+        return add(round_pair<T>(multiply(round_pair<T>(normed), round_pair<T>(factors))), shared(kShift));
+      });
       position.write(problem.normed, r, i, words[r][i]);
     }
   }

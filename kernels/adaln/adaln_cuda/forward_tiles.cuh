@@ -292,8 +292,8 @@ __device__ __forceinline__ void add_differences(const float (&x)[kWidth], bool h
   sum_of_squares += has ? squares : 0.0f;
 }
 
-// The variance from the averages of differences from one of the row's elements and of their squares. These are not much
-// larger than those of differences from the mean, so a row far from zero keeps its digits.
+// The variance from the averages of differences from a number and of their squares. A row far from zero keeps its
+// digits if that number is near its mean, compared with the standard deviation.
 __device__ __forceinline__ float variance_of(float difference, float square) {
   const float variance = square - difference * difference;
   return variance < 0.0f ? 0.0f : variance;  // NaN stays NaN

@@ -164,7 +164,7 @@ __global__ void LAUNCH_BOUNDS(kGateBackwardThreads, kGateBackwardBlocksPerSm)
   const Columns columns{problem, group, first_row, step, end, column};
   if (own == 0) columns.prefetch(layout.columns);
   grid_wait();
-  trigger_next_grid();
+  trigger_next_grid();  // in this order: reduce_kernel reads factors before its own wait
   if (problem.shared_gate && end > 0) columns.load_gate(group, gate);
   for (uint32_t first = first_row; first < end; first += step * kRows) {
     uint4 grad[kRows], branch[kRows];

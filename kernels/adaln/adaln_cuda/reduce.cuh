@@ -179,6 +179,7 @@ __global__ void LAUNCH_BOUNDS(kReduceAcross* kReduceManyRows, 1)
   hide(reader.from, reader.row_step);  // computed before the wait
   grid_wait();
 
+  // Two loops in one: over rounds of groups, if the gradient is a sum over groups, and over the terms of a round.
 #pragma unroll 1
   for (int term = 0;;) {
     float own_sums[kPartialWidth] = {};

@@ -56,8 +56,9 @@ struct RingPosition {
   bool whole;                     // the last vector is in the row; else it is zero, and is not written
   uint32_t rows_group, part;      // rows_group: the group of rows, as of a span
   uint32_t first_row, stride;
-  // Shared memory: [quads of a thread][threads of a row] of factors, twice with a branch; the rings,
-  // [rows][stages][tensors][vectors of a thread][threads of a row].
+  // Shared memory, from `factors`, and from `ring` on; a part is [threads of a row] of 16 bytes or of a Slot:
+  //   factor_bytes: kQuads parts of factors | the same of gates, if gated | for each row: for each stage:
+  //   stage_bytes:  x | grad | grad_sum | branch, as many as kTensors, of kVectors parts of slot_bytes each
   uint32_t slot_bytes, stage_bytes;
   SharedAddress factors;
   uint32_t factor_bytes;

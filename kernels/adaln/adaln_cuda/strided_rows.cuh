@@ -95,13 +95,13 @@ constexpr size_t kStaticSharedBytes = 1024;
 // A kernel that uses more shared memory than this needs cudaFuncAttributeMaxDynamicSharedMemorySize.
 constexpr size_t kDefaultSharedBytes = 48 * 1024;
 
-// Lets `kernel` use this much dynamic shared memory. `static_bytes` bounds its static shared memory, which counts as
-// well.
+// Lets `kernel`, whose static shared memory is at most `static_bytes`, use this much dynamic shared memory. The limit
+// is the device's: the attribute belongs to the kernel, and other threads may be launching it with more.
 template <typename Kernel>
-cudaError_t allow_shared_bytes(Kernel kernel, size_t bytes, size_t static_bytes) {
+cudaError_t allow_shared_bytes(Kernel kernel, size_t bytes, size_t static_bytes, const DeviceProperties& device) {
   if (bytes + static_bytes <= kDefaultSharedBytes) return cudaSuccess;
   return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(bytes));
+                              device.max_shared_bytes_per_block - static_cast<int>(static_bytes));
 }
 
 // Whether a call that moves this many bytes prefetches its input into the L2 cache during the preceding kernel.

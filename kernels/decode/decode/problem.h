@@ -6,6 +6,7 @@
 // Strides and sizes are in elements. The arithmetic is float32, and each result is rounded once.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "kit/rows.h"
@@ -25,6 +26,14 @@ constexpr int kMostWeights = 3;
 constexpr int kMostElements = 256;
 
 enum class Activation : int { none, silu, gelu, gelu_tanh };  // the ops take its number
+
+// The activation of a gate. There are so few gates that accurate functions of the math library cost no time.
+KIT_HOST_DEVICE float activated(float x, Activation activation) {
+  if (activation == Activation::gelu) return 0.5f * x * erfcf(-0.707106781f * x);
+  // That of gelu_tanh, x / 2 * (1 + tanh(y)), is x * sigmoid(2 * y), which does not cancel.
+  const float y = activation == Activation::silu ? x : 1.5957691216f * (x + 0.044715f * x * x * x);
+  return x / (1.0f + expf(-y));
+}
 
 // The weights of a linear layer: [rows, inputs], each row contiguous.
 struct Weight {

@@ -8,7 +8,6 @@
 // compiled once per instruction set and dispatched at run time. Results may differ between instruction sets in the last
 // bit.
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
 #include "decode/problem.h"
@@ -18,14 +17,6 @@ namespace decode_step {
 namespace {
 
 using namespace kit;
-
-// There are so few gates that calls of the math library cost no time.
-float activated(float x, Activation activation) {
-  if (activation == Activation::gelu) return 0.5f * x * std::erfc(-0.707106781f * x);
-  // That of gelu_tanh, x / 2 * (1 + tanh(y)), is x * sigmoid(2 * y), which does not cancel.
-  const float y = activation == Activation::silu ? x : 1.5957691216f * (x + 0.044715f * x * x * x);
-  return x / (1.0f + std::exp(-y));
-}
 
 // Sets `sums` to the products of all rows of x with a row of weights, plus its bias.
 template <class T>

@@ -40,8 +40,7 @@ __device__ __forceinline__ float* part_of(float* parts, int64_t head, int split,
 }
 
 // A thread's sums over the tokens of its warp: the largest scores of heads g and g + 8, weights relative to them, and
-// weighted values. In blocks of at most 8 heads, heads are the columns of the products: a thread's are 2 * t, 2 * t
-// + 1.
+// weighted values, as the table above `Tiles` shows them.
 template <typename T, int kChunks, bool kWide>
 struct WarpSums {
   static constexpr int kHalves = kWide ? 2 : 1;
@@ -351,8 +350,9 @@ void launch(const Attention& problem, void (*const (&kernels)[3][2])(Attention, 
   if (current_device_properties(&device) != cudaSuccess) return;  // errors are also left for cudaGetLastError
   const int stages = 2 * stage_bytes + kStaticBytes <= static_cast<size_t>(device.max_shared_bytes_per_block) ? 2 : 1;
   const size_t bytes = std::max(sums_bytes, stages * stage_bytes);
+  // The device's limit: another thread may be launching the kernel with more bytes than these.
   if (cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(bytes)) != cudaSuccess) {
+                           device.max_shared_bytes_per_block - static_cast<int>(kStaticBytes)) != cudaSuccess) {
     return;
   }
   const dim3 grid(division.splits, static_cast<unsigned>(problem.key_heads * division.head_blocks),

@@ -87,11 +87,13 @@ __device__ __forceinline__ void rotate(uint4 (&vectors)[2 * kChunks], const Rota
   for (int i = 0; i < 2 * kChunks; ++i) memcpy(&vectors[i], &words[i], sizeof(uint4));
 }
 
-// The block's heads and split, and the place of a thread in its warp's tiles.
+// The block's heads and split, and the place of a thread in its warp's tiles. Lane 4 * g + t reads the queries of heads
+// g and g + 8, the keys g and g + 8 of a tile, and the values of its scores' tokens, in vectors of 8 elements. It has:
 //
-// Lane 4 * g + t has query heads g and g + 8, vectors of the keys g and g + 8 of a tile, vectors of the values of
-// tokens 2 * t, 2 * t + 1, and of those eight later, and scores of the same tokens: products of a head with a tile's
-// keys have the layout that the product with its values needs. Elements are permuted so that each vector is one load.
+//             scores[i][2 * h + c]   values[j][e][2 * h + c], if kWide   values[j][e / 2][e % 2 * 2 + c], else
+//   head      g + 8 * h              g + 8 * h                           2 * t + c
+//   token     8 * i + 2 * t + c      all                                 all
+//   element   all                    64 * j + 8 * (2 * t + c) + e        64 * j + 8 * g + e
 template <typename T, int kChunks>
 struct Tiles {
   static constexpr int kBytes = sizeof(T);
@@ -270,7 +272,7 @@ __device__ __forceinline__ void write_new_token(const Tiles<T, kChunks>& tiles, 
   }
 }
 
-// Multiplies the queries with a tile's keys. scores[i][2 * h + j]: head g + 8 * h, token 8 * i + 2 * t + j.
+// Multiplies the queries with a tile's keys.
 template <typename T, int kChunks, bool kWide>
 __device__ __forceinline__ void multiply_keys(const Tiles<T, kChunks>& tiles, const Queries<T, kChunks, kWide>& queries,
                                               int stage, float (&scores)[2][4]) {

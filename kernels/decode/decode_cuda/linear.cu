@@ -19,7 +19,6 @@
 #include <type_traits>
 
 #include "decode/problem.h"
-#include "decode_cuda/activation.cuh"
 #include "decode_cuda/linear_plans.cuh"
 #include "decode_cuda/tensor_cores.cuh"
 #include "kit/async_copy.cuh"

@@ -129,6 +129,7 @@ def test_errors_name_the_argument_on_another_device():
     for error, message, function, *tensors in (
         (RuntimeError, "weight must be on the device of x", kernel.linear, x, weight.cpu()),
         (RuntimeError, "value must be on the device of key", kernel.attention, query, key, key.cpu()),
+        (RuntimeError, "query must have at most 65535", kernel.attention, *[query[:1].expand(65536, 4, 1, 16)] * 3),
         (RuntimeError, "norm_weight is for bfloat16", ops.linear, x, weight, *[None] * 6, False, weight[0]),
         (NotImplementedError, 'backend="cpu"', kernel.linear, x.cpu(), weight.cpu()),
         (NotImplementedError, 'backend="cpu"', kernel.attention, query.cpu(), key.cpu(), key.cpu()),

@@ -179,6 +179,8 @@ def test_by_torch(dtype):
     x, weight, up, bias = (random(*shape, dtype=dtype) for shape in ((9, 40), (24, 40), (24, 40), (24,)))
     residual = random(9, 24, dtype=dtype)
     assert torch.equal(kernel.linear(x, weight, bias, residual=residual), F.linear(x, weight, bias) + residual)
+    with pytest.raises(RuntimeError, match=r"decode: residual must have shape \[9, 24\], not \[24\]"):
+        kernel.linear(x, weight, residual=bias)
     assert torch.equal(kernel.gated_linear(x, weight, up), eager_gated(x, weight, up))
     for part, single in zip(kernel.linears(x, [weight, up]), (weight, up)):
         assert torch.equal(part, F.linear(x, single))

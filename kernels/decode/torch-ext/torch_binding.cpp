@@ -217,6 +217,9 @@ Attention problem_of(const Tensor& query, const Tensor& key, const Tensor& value
   Attention problem{};
   problem.type = element_type(query, "query");
   problem.batch = query.size(0);
+#if defined(CUDA_KERNEL)
+  if (problem.batch > UINT16_MAX) fail("query", "must have at most 65535 sequences, not " + to_string(problem.batch));
+#endif
   problem.query_heads = query.size(1);
   problem.elements = query.size(3);
   if (problem.elements == 0 || problem.elements > kMostElements || problem.elements % 8 != 0) {

@@ -82,7 +82,7 @@ def _ada_norm_backward_fake(grad, x, scale, weight, bias, eps, centered, of_modu
     _, branch, gate, of_gate = (*gated, *[None] * 4)[:4]  # grad_sum and these have default values
     own = _has_own_rows(gate if scale is None else scale, x)
     return (
-        _like(x),
+        _gradient(x, grad is not None),
         _gradient(scale, of_modulations),
         _gradient(scale, of_modulations and not own),
         _gradient(weight, of_parameters),

@@ -169,6 +169,8 @@ def _prepare_norm(by_torch, x, norm):
 
 def _linear_by_torch(x, weight, bias, residual):
     out = F.linear(x, weight, bias)
+    if residual is not None and residual.shape != out.shape:
+        raise RuntimeError(f"decode: residual must have shape {[*out.shape]}, not {[*residual.shape]}")
     return out if residual is None else out + residual
 
 
