@@ -92,6 +92,22 @@ inline cudaError_t current_device_properties(DeviceProperties* properties) {
   return cudaSuccess;
 }
 
+// Shared memory of a block that is not dynamic: at most 1 KiB of static memory, and the 1 KiB that CUDA reserves.
+constexpr int kReservedBytes = 2048;
+
+// Lets a kernel have all other shared memory of a device, once per device; `known` has a bit for each that did. This is
+// state of the kernel, not of a launch: a thread that allowed less for its own call would break another thread's
+// launch.
+template <typename Kernel>
+void allow_shared_memory(Kernel kernel, const DeviceProperties& device, std::atomic<uint64_t>& known) {
+  const uint64_t bit = device.number < 64 ? uint64_t{1} << device.number : 0;
+  if ((known.load(std::memory_order_relaxed) & bit) == 0 &&
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           device.shared_bytes_per_sm - kReservedBytes) == cudaSuccess) {
+    known.fetch_or(bit, std::memory_order_relaxed);
+  }
+}
+
 // PDL, from capability 9.0 on: blocks of a kernel launched by `launch_with_pdl` may start while the previous kernel of
 // the stream is still running, which hides launch latency. Every thread calls `grid_wait` before it loads or stores
 // global memory; the wait returns when the previous kernel has completed and its stores are visible. When every block

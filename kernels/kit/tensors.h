@@ -9,7 +9,9 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -97,6 +99,34 @@ inline void check_shape(const Tensor& tensor, const char* argument, IntHeaderOnl
 inline void check_not_expanded(const Tensor& tensor, const char* argument) {
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
     if (tensor.size(dim) > 1 && tensor.stride(dim) == 0) fail(argument, "must not be expanded, to be changed in place");
+  }
+}
+
+// Whether an element of `outer` has the address of the first element of `inner`, which has the same dtype.
+inline bool starts_within(const Tensor& inner, const Tensor& outer, Type type) {
+  const auto address = [](const Tensor& tensor) { return reinterpret_cast<intptr_t>(tensor.const_data_ptr()); };
+  int64_t distance = (address(inner) - address(outer)) / bytes_of(type);
+  if (distance < 0) return false;
+  for (int64_t above = std::numeric_limits<int64_t>::max(), stride = 1; stride > 0; above = stride) {
+    int64_t last = stride = 0;  // of the dimension with the next smaller stride
+    for (int64_t dim = 0; dim < outer.dim(); ++dim) {
+      if (outer.size(dim) > 1 && outer.stride(dim) > stride && outer.stride(dim) < above) {
+        stride = outer.stride(dim);
+        last = outer.size(dim) - 1;
+      }
+    }
+    if (stride > 0) distance -= std::min(distance / stride, last) * stride;
+  }
+  return distance == 0;
+}
+
+// Throws if a tensor that an op changes starts within another one of its dtype, or the reverse. Tensors whose rows
+// alternate in memory pass.
+inline void check_apart(const Tensor& tensor, const char* argument, const Tensor& other, const char* other_name,
+                        Type type) {
+  if (tensor.numel() == 0 || other.numel() == 0) return;
+  if (starts_within(tensor, other, type) || starts_within(other, tensor, type)) {
+    fail(argument, std::string("must not be ") + other_name + ", nor share memory with it");
   }
 }
 

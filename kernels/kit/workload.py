@@ -1,8 +1,7 @@
 """Base class of benchmark workloads, which `kernels benchmark` and `kernel-builder benchmark` both run.
 
 kernels benchmark DIR            compares the kernel with eager PyTorch and waits for each call (the public runner)
-kernel-builder benchmark DIR     checks results against float64; compares with other libraries and with copy speed,
-                                 with cold caches
+kernel-builder benchmark DIR     compares with float64, other libraries and copy speed, with cold caches
 """
 
 from importlib import import_module
@@ -20,17 +19,16 @@ class Workload(Benchmark):
 
     A subclass defines:
         title: The name of the operation in tables.
-        shapes: Pass ("forward", "backward" or "forward + backward") -> device ("cuda" or "cpu") -> shapes, each a tuple
-            of arguments of `inputs`. Passes that are left out are not measured.
+        shapes: Pass ("forward", "backward" or "forward + backward") -> device ("cuda" or "cpu") -> tuples of arguments
+            of `inputs`. Other passes are not measured.
         small: A shape at which a call takes more time on the host than on the device.
-        inputs(*shape): Returns the tensors of one call, on `self.device` and of `self.dtype`. Results should be of
-            magnitude 1 or less: the public runner allows an absolute error of 0.01, and larger results round by more.
+        inputs(*shape): Returns the tensors of one call, on `self.device` and of `self.dtype`. Results should be at most
+            about 1: the public runner allows an absolute error of 0.01.
         ours(*inputs): Returns the result of the kernel, a tensor or a tuple of tensors.
         eager(*inputs): Returns the same result computed by PyTorch as models write it. For float64 inputs it must
             compute in float64; its result is then the reference for errors.
         peers: Name -> a function that imports another implementation and returns it. Peers take the same inputs.
-        naive(*inputs): Returns the same result by `self.naive_kernel`, the package of the project in `naive/`: the
-            operation in the fewest lines, forward only. Optional.
+        naive(*inputs): Optional: the same by `self.naive_kernel`, the package of the project in `naive/`, forward only.
     """
 
     title: ClassVar[str]

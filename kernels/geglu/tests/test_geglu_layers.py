@@ -83,7 +83,7 @@ class PackedMLP(torch.nn.Module):
     [
         ("GEGLU", lambda: Projected(16, 48)),
         ("SwiGLU", lambda: ProjectedSiLU(16, 48)),
-        ("GemmaMLP", lambda: MLP(16, 48, activation("GELUTanh", tanh_by_hand))),
+        ("GatedMLP", lambda: MLP(16, 48, activation("GELUTanh", tanh_by_hand))),
         *(
             (name, lambda mlp=mlp, module=module: mlp(16, 48, module))
             for name, mlp in (("GatedMLP", MLP), ("Phi3MLP", PackedMLP))

@@ -28,11 +28,8 @@ def assert_derivatives(function, exact, tensors, traced=False):
 def derivatives(function, tensors, directions, weights, traced):
     """Return tuples of tensors by the way in which they were computed.
 
-    Args:
-        function: Returns a tensor, or a tuple of tensors and None.
-        tensors: The arguments of `function`.
-        directions: For each tensor, its tangent, and the weight of its gradient in a sum that is differentiated again.
-        weights: For each result, its weight in a sum that is differentiated.
+    directions: For each tensor, its tangent, and the weight of its gradient in a sum that is differentiated again.
+    weights: For each result, its weight in a sum that is differentiated.
     """
     indexes, repeated = tuple(range(len(tensors))), [torch.stack((tensor, tensor * 2)) for tensor in tensors]
     directions = tuple(direction.to(tensor.dtype) for direction, tensor in zip(directions, tensors))
@@ -56,8 +53,7 @@ def derivatives(function, tensors, directions, weights, traced):
 
     with forward_ad.dual_level():
         duals = [forward_ad.make_dual(*pair) for pair in zip(tensors, directions)]
-        unpacked = [forward_ad.unpack_dual(result) for result in results(*duals)]
-        dual = [part for pair in unpacked for part in pair]
+        dual = [part for result in results(*duals) for part in forward_ad.unpack_dual(result)]
     primals, tangents = torch.func.jvp(results, tuple(tensors), directions)
     ways = {
         "forward_ad": dual,

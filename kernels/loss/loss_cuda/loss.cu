@@ -60,10 +60,12 @@ __global__ void __launch_bounds__(kThreads) row_kernel(const __grid_constant__ C
   grid_wait();
   const int64_t row = blockIdx.x, count = problem.vocabulary, target = problem.targets[row];
   T* const logits = static_cast<T*>(problem.logits) + row * count;
-  const int vectors = static_cast<int>(count / kWidth);
+  // Less than 2^31: a step past the last one fits 32 bits without a sign.
+  const auto vectors = static_cast<unsigned>(count / kWidth);
   if (target == problem.ignored) {
     const float zeros[kWidth] = {};
-    for (int i = threadIdx.x; i < vectors; i += kThreads) store(logits + int64_t{i} * kWidth, encode_all<T>(zeros));
+    for (unsigned i = threadIdx.x; i < vectors; i += kThreads)
+      store(logits + int64_t{i} * kWidth, encode_all<T>(zeros));
     if (threadIdx.x == 0) problem.losses[row] = 0.0f;
     return;
   }
@@ -71,11 +73,11 @@ __global__ void __launch_bounds__(kThreads) row_kernel(const __grid_constant__ C
   const float at_target = is_class ? capped<kCapped>(decode(logits[target]), problem.softcap) : NAN;
 
   Sums sums{-INFINITY, 0.0f, 0.0f};
-  for (int start = threadIdx.x; start < vectors; start += kLoads * kThreads) {
+  for (unsigned start = threadIdx.x; start < vectors; start += kLoads * kThreads) {
     Vector<T, kWidth> loaded[kLoads];
 #pragma unroll
     for (int load_index = 0; load_index < kLoads; ++load_index) {
-      const int i = min(start + load_index * kThreads, vectors - 1);
+      const unsigned i = min(start + load_index * kThreads, vectors - 1);
       loaded[load_index] = load<T, kWidth>(logits + int64_t{i} * kWidth);
     }
 #pragma unroll
@@ -107,7 +109,7 @@ __global__ void __launch_bounds__(kThreads) row_kernel(const __grid_constant__ C
 
   const float scale = is_class ? *problem.scale : NAN;
   const float of_lse = 1.0f + 2.0f * problem.z_loss * lse, smooth = smoothing / static_cast<float>(count);
-  for (int i = vectors - 1 - static_cast<int>(threadIdx.x); i >= 0; i -= kThreads) {
+  for (int i = static_cast<int>(vectors) - 1 - static_cast<int>(threadIdx.x); i >= 0; i -= kThreads) {
     T* const at = logits + int64_t{i} * kWidth;
     const auto loaded = load<T, kWidth>(at);
     float grads[kWidth];

@@ -1,5 +1,6 @@
 """`linear_cross_entropy` and its gradients, compared with the formula in float64."""
 
+import math
 import sys
 from pathlib import Path
 
@@ -60,6 +61,27 @@ def test_loss_and_gradients(rows, hidden, classes, bias, options, dtype):
         assert_as_good(*values, factor=1.5)
 
 
+@pytest.mark.parametrize(
+    ("classes", "logit", "mean", "scale", "options"),
+    [(1024, 0, 0, 2**16, {}), (2048, 11, 0, 2**16, {}), (8, 0, 50, 2**9, {}), (512, 0, 0, 16, {"reduction": "sum"})],
+    ids=["many rows", "confident", "features of one sign", "sum"],
+)
+def test_float16_gradients_under_a_loss_scale(classes, logit, mean, scale, options):
+    """None underflows before it is multiplied by the scale, and none overflows: errors are those of Torch's code."""
+    target, weight = torch.randint(classes, (4096,), device=DEVICE), F.normalize(random(classes, 32))
+    x = (weight[target] * logit if logit else random(4096, 32) + mean).half().requires_grad_()
+    weight = weight.half().requires_grad_()
+    logits = F.linear(x, weight).double().detach().requires_grad_()
+    (of_logits,) = torch.autograd.grad(F.cross_entropy(logits, target, **options), logits)
+    errors = {}
+    for function in (fused, formula):
+        loss = function(x, weight, None, target, **options) * scale
+        expected = of_logits @ weight.double(), of_logits.t() @ x.double()
+        for name, grad, exact in zip(("x", "weight"), torch.autograd.grad(loss, (x, weight)), expected):
+            errors[function, name] = (grad.double() / scale - exact).norm() / exact.norm()
+    assert all(errors[fused, name] <= 1.1 * errors[formula, name] for name in ("x", "weight")), errors
+
+
 def test_chunks_add_up(monkeypatch):
     """Rows of nine chunks, of which the last is shorter, in several dimensions."""
     monkeypatch.setattr(sys.modules[kernel.linear_cross_entropy.__module__], "_LEAST_BYTES", 0)
@@ -86,7 +108,12 @@ def test_rows_without_a_class():
     assert fused(x, weight, None, target).isnan()
     loss = fused(x, weight, None, target, reduction="sum")
     assert loss == 0 and torch.autograd.grad(loss, x)[0].eq(0).all()
-    assert fused(x, weight, None, target.fill_(32)).isnan()
+    target = torch.tensor([1, 1, 32, IGNORED], device=DEVICE)
+    loss = fused(x, weight, None, target)
+    for _ in ("kernel", "formula"):
+        of_x, of_weight = torch.autograd.grad(loss, (x, weight), retain_graph=True)
+        assert loss.isnan() and of_weight.isnan().all() and of_x.isnan().any(1).tolist() == [False, False, True, False]
+    assert torch.func.jvp(lambda x: fused(x, weight, None, target), (x,), (x,))[1].isnan()
     loss = fused(x[:0], weight, None, target[:0], reduction="sum")
     assert loss == 0 and torch.autograd.grad(loss, weight)[0].eq(0).all()
 
@@ -101,12 +128,16 @@ def test_derivatives():
     )
 
 
-def test_a_second_backward_pass_computes_the_same():
-    x, weight, _, target = arguments(4, 16, 32, torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_second_backward_pass_and_one_of_a_batch_compute_the_same(dtype):
+    x, weight, _, target = arguments(4, 16, 32, dtype)
+    close = {"rtol": 2e-3, "atol": 2e-4} if dtype == torch.float16 else {}
     loss = fused(x, weight, None, target)
+    batch = torch.autograd.grad(loss, (x, weight), torch.tensor([1.0, 2.0], device=DEVICE), True, is_grads_batched=True)
     first = [grad.clone() for grad in torch.autograd.grad(loss, (x, weight), retain_graph=True)]
-    for actual, expected in zip(torch.autograd.grad(loss, (x, weight)), first):
-        torch.testing.assert_close(actual, expected)
+    for actual, expected, both in zip(torch.autograd.grad(loss, (x, weight)), first, batch):
+        torch.testing.assert_close(actual, expected, **close)
+        torch.testing.assert_close(both, torch.stack((expected, 2 * expected)), **close)
 
 
 def test_autocast_computes_logits_in_its_dtype():
@@ -119,11 +150,12 @@ def test_autocast_computes_logits_in_its_dtype():
         torch.testing.assert_close(*values, rtol=2e-2, atol=2e-2)
 
 
-def test_compile():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_compile(dtype):
     target = torch.randint(32, (9,), device=DEVICE)
 
     def inputs_of(batch):
-        return [random(size, 16, dtype=torch.float32, requires_grad=True) for size in (batch, 32)]
+        return [random(size, 16, dtype=dtype, requires_grad=True) for size in (batch, 32)]
 
     assert_compiles(lambda x, weight: fused(x, weight, None, target[: len(x)]), inputs_of)
 
@@ -141,6 +173,8 @@ def test_traced_gradients_have_the_strides_of_the_computed():
     mode = FakeTensorMode()
     fakes = [mode.from_tensor(tensor) for tensor in tensors]
     computed = with_gradients(fused, (*tensors[:2], None), tensors[2], {})
+    *metas, _, target = (None if t is None else t.to("meta") for t in arguments(6, 16, 32, torch.float16))
+    assert [value.shape for value in with_gradients(fused, (*metas, None), target, {})] == [(), (6, 16), (32, 16)]
     with mode:
         traced = with_gradients(fused, (*fakes[:2], None), fakes[2], {})
     assert [value.stride() for value in traced] == [value.stride() for value in computed]
@@ -151,6 +185,15 @@ def test_cuda_graph():
     x, weight, _, target = arguments(8, 64, 1000, torch.bfloat16)
     with torch.no_grad():
         assert_replays(lambda: fused(x, weight, None, target), x)
+
+
+@gpu
+def test_as_many_classes_as_are_supported():
+    logits = torch.zeros(1, 2**31 - 1, dtype=torch.float16, device=DEVICE)
+    op = sys.modules[kernel.linear_cross_entropy.__module__].ops.cross_entropy_
+    loss = op(logits, torch.tensor([7], device=DEVICE), torch.ones(1, device=DEVICE), IGNORED, 0.0, 0.0, 0.0)
+    torch.testing.assert_close(loss.item(), math.log(logits.numel()), rtol=1e-3, atol=0)
+    assert logits[0, 7] == -1 and not logits[0, 8:].any()
 
 
 @pytest.mark.parametrize(

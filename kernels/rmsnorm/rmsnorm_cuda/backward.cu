@@ -22,8 +22,6 @@
 namespace rmsnorm {
 namespace {
 
-// Shared memory of each block outside its ring: static shared memory, and the 1 KiB that CUDA reserves.
-constexpr int kReservedBytes = 2048;
 constexpr int kNamedBarriers = 15;  // of a block, besides that of __syncthreads; a group of several warps needs one
 
 // The mapping of rows to threads.
@@ -101,15 +99,10 @@ Grid grid_of(int64_t rows, int64_t units, bool vectors, Type type, const DeviceP
 template <int kRow, typename T, bool kFast>
 void launch_ring(const BackwardArguments& arguments, const Grid& grid, const DeviceProperties& device,
                  cudaStream_t stream) {
-  static std::atomic<uint64_t> known{0};  // devices on which the kernel may have this much shared memory
-  const uint64_t known_if_this = device.number < 64 ? uint64_t{1} << device.number : 0;
+  static std::atomic<uint64_t> known{0};
   const auto kernel = backward_ring_kernel<kRow, T, kFast>;
   const int threads = grid.group * grid.groups;
-  if ((known.load(std::memory_order_relaxed) & known_if_this) == 0 &&
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           device.shared_bytes_per_sm - kReservedBytes) == cudaSuccess) {
-    known.fetch_or(known_if_this, std::memory_order_relaxed);
-  }
+  allow_shared_memory(kernel, device, known);
   const int bytes = threads * kBackwardLaunches[kRow].held * kVectorBytes;
   const int tensors = arguments.grad_sum != nullptr ? 3 : 2;
   // Too much for one block more on an SM. Else an SM on which the previous kernel ends early would take more than its

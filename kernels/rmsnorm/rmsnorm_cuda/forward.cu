@@ -7,6 +7,7 @@
 // Writes:   `normed`, and `sum` when there is a residual.
 // Must not: allocate, synchronize, or use another stream than the one given.
 #include <algorithm>
+#include <atomic>
 #include <climits>
 
 #include "rmsnorm_cuda/forward_ring.cuh"
@@ -91,7 +92,7 @@ Grid grid_of_rows(const ForwardLaunch& launch, int64_t width, ForwardArguments& 
 }
 
 template <typename T, bool kAdd>
-void launch(const ForwardArguments& arguments, const Grid& grid, cudaStream_t stream) {
+void launch(const ForwardArguments& arguments, const Grid& grid, const DeviceProperties& device, cudaStream_t stream) {
   constexpr unsigned kOther = kAdd ? static_cast<unsigned>(Reads::many) : 0;
   void (*fast)(FastForwardArguments) = nullptr;
   void (*other)(ForwardArguments) = nullptr;
@@ -102,8 +103,8 @@ void launch(const ForwardArguments& arguments, const Grid& grid, cudaStream_t st
           grid.aligned ? forward_general_kernel<T, kVectorBytes / sizeof(T), kAdd> : forward_general_kernel<T, 1, kAdd>;
     } else if constexpr (kLaunch.next_rows > 0) {
       fast = forward_ring_kernel<index(), T, kAdd>;
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(fast), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(grid.shared_bytes));
+      static std::atomic<uint64_t> known{0};
+      allow_shared_memory(fast, device, known);
     } else if constexpr (kLaunch.is(ForwardLayout::fast)) {
       fast = forward_aligned_kernel<index(), FastForwardArguments, T, kAdd>;
     } else {
@@ -193,7 +194,7 @@ int run(const Forward& problem, void* stream) {
   return dispatch_dtype(problem.type, [&](auto type) {
     using T = typename decltype(type)::Element;
     const auto start = problem.residual.data == nullptr ? launch<T, false> : launch<T, true>;
-    start(arguments, grid, static_cast<cudaStream_t>(stream));
+    start(arguments, grid, device, static_cast<cudaStream_t>(stream));
   });
 }
 

@@ -99,7 +99,11 @@ def test_in_place_refuses_what_it_cannot_write():
             kernel.add_rms_norm_(x, tensor, weight)
     with pytest.raises(RuntimeError, match="weight must have the dtype of x"):
         kernel.add_rms_norm_(x, x.clone(), weight.float(), rounding="before_weight")
-    with pytest.raises(RuntimeError, match="residual must not be x"):
-        kernel.add_rms_norm_(x, x, weight)
+    wide, beside = random(6, 20, dtype=torch.float16), random(6, 8, dtype=torch.float16)
+    for a, b in ((x, x), (wide[:, :8], wide[:, 4:12]), (wide[1:, 4:12], wide[:5, 2:10]), (beside[:4], beside[2:])):
+        with pytest.raises(RuntimeError, match="residual must not be x, nor share memory with it"):
+            kernel.add_rms_norm_(a, b, weight)
+    for a, b in ((wide[:, :8], wide[:, 8:16]), (wide[::2, :8], wide[1::2, :8]), (beside[:3], beside[3:])):
+        kernel.add_rms_norm_(a, b, weight)
     with pytest.raises(NotImplementedError, match="has no gradient"):
         kernel.add_rms_norm_(x, x.clone(), weight.requires_grad_())

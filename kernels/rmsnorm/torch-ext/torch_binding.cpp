@@ -92,7 +92,7 @@ void add_rms_norm_(Tensor x, Tensor residual, MaybeTensor weight, double eps, do
   check_like(residual, "residual", x);
   check_writable(x, "x");
   check_writable(residual, "residual");
-  if (x.numel() > 0 && residual.const_data_ptr() == x.const_data_ptr()) fail("residual", "must not be x");
+  check_apart(residual, "residual", x, "x", problem.type);
   [[maybe_unused]] const auto device = enter(x);
   run(problem, x, residual);
 }

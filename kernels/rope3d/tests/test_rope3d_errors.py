@@ -43,7 +43,7 @@ OF_TOKENS = [
     ("cos must have two or three dimensions", {"cos": torch.zeros(6), "sin": torch.zeros(6)}),
     ("cos must be for one sequence or for 2, not 3", dict.fromkeys(("cos", "sin"), torch.zeros(3, 6, 4))),
     ("cos must have 6 or 3 in its last dimension, not 4", {"rotary_dim": 6}),
-    ("rotary_dim must be even and at most 8, not 10", {"rotary_dim": 10}),
+    *((f"rotary_dim must be even and from 0 to 8, not {dim}", {"rotary_dim": dim}) for dim in (-4, 10)),
     (r"cos and prefix must have 6 tokens, as q has, not 6 \+ 2", {"prefix": 2}),
 ]
 OF_NORMS = [

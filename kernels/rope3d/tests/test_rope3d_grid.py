@@ -207,6 +207,39 @@ def test_autograd_notices_writes_in_place(grad_enabled, rotate):
         getattr(kernel, rotate)(x, None, *arguments, inplace=True)
 
 
+def test_in_place_errors_precede_all_writes():
+    leaf = random(1, TOKENS, 2, 16, requires_grad=True)
+    whole = leaf.repeat(1, 1, 2, 1)
+    refused = {
+        "leaf": leaf,
+        "multiple views": whole.chunk(2, 2)[1],
+        "k must not be expanded": whole[:, :, :1].expand(-1, -1, 3, -1),
+        "k must not be q, nor share memory": whole[:, :, 1:],
+    }
+    q, before = whole[:, :, :2], whole.detach().clone()
+    for message, k in refused.items():
+        with pytest.raises(RuntimeError, match=message):
+            kernel.rope3d(q, k, GRID, inplace=True)
+        assert torch.equal(whole, before), message
+    with torch.no_grad(), pytest.raises(RuntimeError, match="k must not be q, nor share memory"):
+        kernel.rope3d(q, whole[:, :, 1:], GRID, inplace=True)
+
+
+def test_slices_of_a_projection_are_rotated_in_place():
+    leaf = random(1, TOKENS, 5, 16, requires_grad=True)
+    results = []
+    for inplace in (False, True):
+        whole = leaf * 2
+        out = kernel.rope3d(whole[:, :, :2], whole[:, :, 2:4], GRID, inplace=inplace)
+        whole = whole if inplace else torch.cat((*out, whole[:, :, 4:]), 2)
+        results.append([*out, *torch.autograd.grad(whole.square().sum(), leaf)])
+    assert all(map(torch.equal, *results))
+    negated = torch.complex(*random(2, 1, TOKENS, 2, 16)).conj().imag
+    expected, _ = kernel.rope3d(negated.clone(), None, GRID)
+    kernel.rope3d(negated, None, GRID, inplace=True)
+    assert torch.equal(negated, expected)
+
+
 def test_what_lies_between_is_not_written():
     storage = random(2, TOKENS, 3, 80, dtype=torch.bfloat16)
     before = storage.clone()

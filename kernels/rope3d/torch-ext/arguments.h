@@ -104,9 +104,9 @@ inline Rotation by_tokens(const Tensor& q, const MaybeTensor& k, Tensor& cos, Te
   if (dims == 3 && sizes[0] != 1 && sizes[0] != problem.batch) {
     fail("cos", "must be for one sequence or for " + to_string(problem.batch) + ", not " + to_string(sizes[0]));
   }
-  const int64_t rotary = rotary_dim > 0 ? rotary_dim : problem.width, entries = sizes[dims - 1];
-  if (rotary > problem.width || rotary % 2 != 0) {
-    fail("rotary_dim", "must be even and at most " + to_string(problem.width) + ", not " + to_string(rotary));
+  const int64_t rotary = rotary_dim != 0 ? rotary_dim : problem.width, entries = sizes[dims - 1];
+  if (rotary < 0 || rotary > problem.width || rotary % 2 != 0) {
+    fail("rotary_dim", "must be even and from 0 to " + to_string(problem.width) + ", not " + to_string(rotary));
   }
   if (entries != rotary && 2 * entries != rotary) {
     fail("cos", "must have " + to_string(rotary) + " or " + to_string(rotary / 2) + " in its last dimension, not " +

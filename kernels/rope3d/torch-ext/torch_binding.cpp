@@ -97,8 +97,10 @@ auto rotate(Rotation& problem, Tensor q, MaybeTensor k, const Form& form) {
   [[maybe_unused]] const auto device = enter(q);
   if constexpr (kInPlace) {
     set_in_place(q, "q", problem.sides[0], problem.width, form);
-    if (k.has_value()) set_in_place(*k, "k", problem.sides[1], problem.width, form);
-    if (q.numel() > 0 && problem.sides[1].from == problem.sides[0].from) fail("k", "must not be q");
+    if (k.has_value()) {
+      set_in_place(*k, "k", problem.sides[1], problem.width, form);
+      check_apart(*k, "k", q, "q", problem.type);
+    }
     launch_rotation(problem, q);
   } else {
     Tensor to_q = result_for(q, problem.sides[0], problem, form);

@@ -28,11 +28,9 @@ def geglu(x: Tensor, up: Optional[Tensor] = None, *, approximate: str = "none", 
         ValueError: If `approximate` or `gate` has another value, or if `gate` is given with `up`.
         RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
     """
-    if gate not in ("first", "second"):
-        raise ValueError(f"geglu: gate must be 'first' or 'second', not {gate!r}")
+    if gate != "second":
+        _check_gate(gate, up)
     if up is not None:
-        if gate != "second":
-            raise ValueError("geglu: gate chooses a half of x, which has none when up is given")
         return geglu_pair(x, up, approximate)
     activation = _GELU if approximate == "none" else _approximate_gelu(approximate)
     try:
@@ -82,11 +80,9 @@ def swiglu(x: Tensor, up: Optional[Tensor] = None, *, gate: str = "second") -> T
     Raises:
         TypeError, ValueError, RuntimeError: As `geglu`.
     """
-    if gate not in ("first", "second"):
-        raise ValueError(f"geglu: gate must be 'first' or 'second', not {gate!r}")
+    if gate != "second":
+        _check_gate(gate, up)
     if up is not None:
-        if gate != "second":
-            raise ValueError("geglu: gate chooses a half of x, which has none when up is given")
         return swiglu_pair(x, up)
     try:
         if FORWARD_AD[LEVEL] < 0:
@@ -120,6 +116,13 @@ def swiglu_pair(gate: Tensor, up: Tensor) -> Tensor:
 # The numbers of `Activation` in geglu/problem.h.
 _GELU, _GELU_TANH, _SILU = 0, 1, 2
 _APPROXIMATIONS = "none", "tanh"
+
+
+def _check_gate(gate: str, up: Optional[Tensor]) -> None:
+    if gate != "first":
+        raise ValueError(f"geglu: gate must be 'first' or 'second', not {gate!r}")
+    if up is not None:
+        raise ValueError("geglu: gate chooses a half of x, which has none when up is given")
 
 
 def _approximate_gelu(approximate: str) -> int:

@@ -39,10 +39,6 @@ class GatedMLP(_Layer):
         return self.down_proj(gated)
 
 
-# The name of `GatedMLP` in earlier versions.
-GemmaMLP = GatedMLP
-
-
 class Phi3MLP(_Layer):
     """Replaces transformers' `Phi3MLP`: one projection, whose first half is the gate of the second.
 
@@ -78,4 +74,4 @@ def _approximate(activation, attribute):
     return _ACTIVATIONS[name]
 
 
-__all__ = ["GEGLU", "GatedMLP", "GemmaMLP", "Phi3MLP", "SwiGLU"]
+__all__ = ["GEGLU", "GatedMLP", "Phi3MLP", "SwiGLU"]

@@ -46,7 +46,8 @@ def linear_cross_entropy(
             (arXiv:2204.02311).
 
     Logits are rounded to the dtype of `input`; the rest is float32. `input`, `linear_weight` and `linear_bias` get
-    gradients; those of several chunks are added up in the dtype of `linear_weight`.
+    gradients; those of several chunks are added up in the dtype of `linear_weight`. In float16 they are multiplied by a
+    power of two until the backward pass, so that small ones do not underflow before a loss scale multiplies them.
 
     Raises:
         TypeError: If an argument has a wrong type; the message names it.
@@ -61,8 +62,9 @@ def linear_cross_entropy(
             raise ValueError(f"loss: label_smoothing must be from 0 to 1, not {label_smoothing}")
         _check_shapes(input, linear_weight, target, linear_bias)
         input, target = input.reshape(-1, input.shape[-1]), target.reshape(-1)
-        if torch.is_autocast_enabled(input.device.type):
-            dtype = torch.get_autocast_dtype(input.device.type)
+        device = input.device.type
+        if device != "meta" and torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
             input, linear_weight = input.to(dtype), linear_weight.to(dtype)
             linear_bias = None if linear_bias is None else linear_bias.to(dtype)
         tensors = input, linear_weight, linear_bias
@@ -103,7 +105,10 @@ def _linear_cross_entropy(
     z_loss: float,
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the loss, and the gradients of input, weight and bias; those that are not wanted have no elements."""
+    """Return the loss, and the gradients of input, weight and bias; those that are not wanted have no elements.
+
+    If any is wanted in float16, all are multiplied by a power of two, and the first result is the loss and this power.
+    """
     scale = torch.ones((), dtype=torch.float32, device=input.device)
     if reduction == "mean":
         scale = scale / (target != ignore_index).sum()
@@ -112,18 +117,38 @@ def _linear_cross_entropy(
     if len(input) == 0:
         of_weight.zero_()
     sums = torch.zeros(of_bias.shape, dtype=torch.float32, device=input.device)
-    step = _rows_of_chunk(input, weight)
+    step, scaled = _rows_of_chunk(input, weight), input.dtype == torch.float16 and any(wanted)
+    power = _power(input, scale, reduction, z_loss, wanted) if scaled else None
+    scale_of_grads = scale * power if scaled else scale
     for start in range(0, len(input), step):
         chunk, part = input[start : start + step], slice(start, start + step)
         logits = F.linear(chunk, weight, bias)
-        losses[part] = _cross_entropy_(logits, target[part], scale, ignore_index, label_smoothing, softcap, z_loss)
+        options = ignore_index, label_smoothing, softcap, z_loss
+        losses[part] = _cross_entropy_(logits, target[part], scale_of_grads, *options)
         if wanted[0]:
             torch.mm(logits, weight, out=of_input[part])
         if wanted[1]:
             of_weight.addmm_(logits.t(), chunk, beta=int(start > 0))
         if wanted[2]:
             sums += logits.sum(0, dtype=torch.float32)
-    return losses.sum() * scale, of_input, of_weight, of_bias.copy_(sums)
+    loss = losses.sum() * scale
+    return torch.stack((loss, power)) if scaled else loss, of_input, of_weight, of_bias.copy_(sums)
+
+
+def _power(input, scale, reduction, z_loss, wanted):
+    """Return the power of two that brings gradients of float16 near the end of its range, but never past it.
+
+    A gradient of a logit is at most `scale`. One of the weight sums its products with a column of `input`, and is at
+    most sqrt(rows) times the norm of this column (Cauchy-Schwarz); one of the bias is at most the number of rows. The
+    z-loss multiplies them by `1 + 2 * z_loss * lse`, with lse at most 128.
+    """
+    rows, scale = len(input), scale.clamp(max=1)  # without a row it is infinite
+    most = torch.ones_like(scale) if reduction == "mean" else scale * rows
+    if wanted[1] and input.numel() > 0:
+        norm = torch.linalg.vector_norm(input, dim=0, dtype=torch.float32).amax()
+        most = torch.maximum(most, norm * (scale.sqrt() if reduction == "mean" else rows**0.5))
+    limit = torch.maximum(most / 2**13, scale) * (1 + 256 * abs(z_loss))
+    return 4 * torch.frexp(limit).mantissa / limit
 
 
 def _empty_gradients(input, weight, bias, wanted):
@@ -133,7 +158,8 @@ def _empty_gradients(input, weight, bias, wanted):
 
 @_linear_cross_entropy.register_fake
 def _linear_cross_entropy_fake(input, weight, bias, target, *options):
-    loss = input.new_empty((), dtype=torch.float32)
+    scaled = input.dtype == torch.float16 and any(options[-1])
+    loss = input.new_empty((2,) if scaled else (), dtype=torch.float32)
     return (loss, *_empty_gradients(input, weight, bias, options[-1]))
 
 
@@ -157,6 +183,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx, input, weight, bias, target, options):
         ctx.wanted = list(ctx.needs_input_grad[:3])
         loss, *ctx.grads = _linear_cross_entropy(input, weight, bias, target, *options, ctx.wanted)
+        ctx.power = None
+        if loss.dim() > 0:
+            loss, ctx.power = loss[0].clone(), loss[1:]
         ctx.save_for_backward(input, weight, bias, target)
         ctx.options = options
         return loss
@@ -169,12 +198,24 @@ class _LinearCrossEntropy(torch.autograd.Function):
             *tensors, target = ctx.saved_tensors
             grads = gradients(lambda *given: _formula(*given, target, ctx.options), tensors, (), (grad,))
             return *grads, None, None
-        grads, ctx.grads = ctx.grads, None
-        return *(own.mul_(grad) if wanted else None for own, wanted in zip(grads, ctx.wanted)), None, None
+        if ctx.power is not None:
+            # A GPU would round a factor without dimensions to float16. The product with one that has a dimension is
+            # float32, for which the CPU would copy the gradients.
+            grad = grad / ctx.power if grad.is_cuda else grad / ctx.power[0]
+        grads = ctx.grads
+        try:
+            grads = [own.mul_(grad) if wanted else None for own, wanted in zip(grads, ctx.wanted)]
+            ctx.grads = None
+        except RuntimeError:  # a batch of gradients, whose products do not fit into those of the forward pass
+            grads = [(own * grad).to(own.dtype) if wanted else None for own, wanted in zip(grads, ctx.wanted)]
+        return *grads, None, None
 
 
 def _formula(input, weight, bias, target, options):
     reduction, ignore_index, label_smoothing, softcap, z_loss = options
+    invalid = (target != ignore_index) & ((target < 0) | (target >= weight.shape[0]))
+    input = input + torch.where(invalid, torch.nan, 0.0).to(input.dtype).unsqueeze(-1)
+    target = target.masked_fill(invalid, 0)
     logits = F.linear(input, weight, bias).float()
     if softcap > 0:
         logits = softcap * torch.tanh(logits / softcap)

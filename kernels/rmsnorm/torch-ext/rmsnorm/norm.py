@@ -237,5 +237,6 @@ def _add_rms_norm_in_place_formula(x, residual, weight, *options):
 transform_with("rms_norm", _rms_norm_formula)
 transform_with("add_rms_norm", _add_rms_norm_formula)
 transform_with("add_rms_norm_", _add_rms_norm_in_place_formula)
+transform_with("add_rms_norm_", _add_rms_norm_in_place_formula, "Negative")
 
 refuse_cpu("rms_norm", "add_rms_norm", "add_rms_norm_", "rms_norm_backward")

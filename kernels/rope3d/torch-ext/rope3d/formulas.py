@@ -130,10 +130,10 @@ def _normed(x, weight, eps, per_token, offset, rounded_before_weight, head_dim, 
     return _joined(normed.to(x.dtype), head_dim, heads_first)
 
 
-transform_with("rotate_grid", rotate_grid)
-transform_with("rotate_grid_", _in_place(rotate_grid))
-transform_with("rotate_tokens", rotate_tokens)
-transform_with("rotate_tokens_", _in_place(rotate_tokens))
+for _name, _formula in (("rotate_grid", rotate_grid), ("rotate_tokens", rotate_tokens)):
+    transform_with(_name, _formula)
+    transform_with(f"{_name}_", _in_place(_formula))
+    transform_with(f"{_name}_", _in_place(_formula), "Negative")
 transform_with("norm_rotate", norm_rotate)
 
 

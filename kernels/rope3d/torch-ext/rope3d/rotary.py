@@ -57,7 +57,9 @@ def rope3d(
         layout: `"bshd"` (batch, tokens, heads, elements), `"bhsd"`, or `"bsc"` (batch, tokens, elements of all heads).
         head_dim: The elements of a head, with the layout `"bsc"`. None: all elements of a token are one head.
         prefix: The number of tokens at the start of each sequence that are not rotated.
-        inplace: Whether to write the results over q and k.
+        inplace: Whether to write the results over q and k, which must not share memory. If one of them needs a
+            gradient, the results are copied there, with the rules of Torch's operations in place: for example, a leaf
+            and a result of `unbind` are refused.
 
     Returns:
         Rotated q and k, contiguous; or q and k themselves if `inplace`. None in place of k if there is no k.
@@ -247,12 +249,13 @@ def _rotate(ops_, q, k, tables, options, inplace, inverse=False):
             grad_enabled and (tables[0].requires_grad or tables[-1].requires_grad)  # no kernel has their gradients
         ):
             if grad_enabled and (q.requires_grad or (k is not None and k.requires_grad)):
-                copied = inplace and is_compiling()  # torch.compile does not support `mark_dirty`
                 # Tables and options go as tuples: each argument of `apply` costs the host time, forward and backward.
-                rotated = _Rotate.apply(q, k, ops_, tables, options, inverse, inplace and not copied)
-                return _copied(rotated, q, k) if copied else rotated
+                rotated = _Rotate.apply(q, k, ops_, tables, options, inverse)
+                return _copied(rotated, q, k) if inplace else rotated
             if inplace:
-                _change(ops_, q, k, tables, options)
+                ops_[1](q, k, *tables, *options)
+                # The dispatcher does not do this for an op that autograd does not know.
+                increment_version((q,) if k is None else (q, k))
                 return q, k
             if inverse:
                 return ops_[0](q, k, *tables, *options, inverse=True)
@@ -265,28 +268,34 @@ def _rotate(ops_, q, k, tables, options, inplace, inverse=False):
 
 
 def _copied(rotated, q, k):
-    for x, result in zip((q, k), rotated):
-        if x is not None:
-            x.copy_(result)
+    """Copy the results over q and k, so that autograd sees the writes. All errors come before the first one."""
+    given = {"q": q} if k is None else {"q": q, "k": k}
+    if type(q) is Tensor and not is_compiling() and not is_transformed():
+        for name, x in given.items():
+            if any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride())):
+                raise RuntimeError(f"rope3d: {name} must not be expanded, to be changed in place")
+            x[:0].zero_()  # autograd refuses leaves, and views from a function that returns several
+        if k is not None and (_starts_within(q, k) or _starts_within(k, q)):
+            raise RuntimeError("rope3d: k must not be q, nor share memory with it")
+    for x, result in zip(given.values(), rotated):
+        x.copy_(result)
     return q, k
 
 
-def _change(ops_, q, k, tables, options):
-    ops_[1](q, k, *tables, *options)
-    # The dispatcher does not do this for an op that autograd does not know.
-    increment_version((q,) if k is None else (q, k))
+def _starts_within(inner, outer):
+    """Return whether an element of `outer` has the address of the first one of `inner`, as kit/tensors.h does."""
+    distance = (inner.data_ptr() - outer.data_ptr()) // outer.element_size()
+    for stride, size in sorted(zip(outer.stride(), outer.shape), reverse=True):
+        distance -= min(max(distance, 0) // max(stride, 1), size - 1) * stride
+    return distance == 0 and inner.numel() > 0 and outer.numel() > 0
 
 
 class _Rotate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, ops_, tables, options, inverse, inplace):
+    def forward(ctx, q, k, ops_, tables, options, inverse):
         ctx.save_for_backward(*tables)
         ctx.arguments = ops_, options, inverse
         ctx.set_materialize_grads(False)
-        if inplace:
-            _change(ops_, q, k, tables, options)
-            ctx.mark_dirty(*(x for x in (q, k) if x is not None))
-            return q, k
         if inverse:
             return ops_[0](q, k, *tables, *options, inverse=True)
         return ops_[0](q, k, *tables, *options)
@@ -301,4 +310,4 @@ class _Rotate(torch.autograd.Function):
             grads = None, _rotate(ops_, grad_k, None, ctx.saved_tensors, options, False, not inverse)[0]
         else:
             grads = None, None
-        return *grads, None, None, None, None, None
+        return *grads, None, None, None, None
