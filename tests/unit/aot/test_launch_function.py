@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import textwrap
 from contextlib import nullcontext
 from pathlib import Path
@@ -38,15 +39,7 @@ def test_other_constructs_are_named_with_their_line(tmp_path, mistake):
     assert re.search("schema, outputs, arguments, grid in .op.launch.|tl.make_tensor_descriptor", error.value.hint)
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        ("launch(x)", "launch parameter x has no annotation; expected torch.Tensor, int, float or bool"),
-        ("launch(x: torch.Tensor | None)", "launch parameter x has the annotation torch.Tensor | None"),
-        ("launch(*tensors)", "launch has parameters *args, **kwargs or positional-only ones"),
-        ("lunch()", "has no function launch, which"),
-    ],
-)
+@pytest.mark.parametrize(("function", "message"), MISTAKES["parameters"])
 def test_the_function_has_parameters_of_schemas(tmp_path, function, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         read(tmp_path, f"def {function}:\n    pass")
@@ -98,7 +91,7 @@ CALLS = "\n@triton.jit\ndef f{0}(x_ptr):\n    f{1}(x_ptr)\n    f{1}(x_ptr)\n"
         (CALLS.format(0, 1) + CALLS.format(1, 0), None),
         ("".join(CALLS.format(number, number + 1) for number in range(2000)), "is too complex"),
         (f"{WIDE}def f12({P}): tl.store(p0, 1)", "stores through more than 1000 pointers"),
-        (f"N = {'1+' * 20_000}1", "is not Python"),
+        (f"N = {'1+' * 20_000}1", "is not Python" if sys.version_info >= (3, 11) else None),
         (f"def op(x: torch.Tensor, n: int = 0x{'f' * 6000}) -> None:\n    f0[(1,)](x)\n", "is too complex"),
     ],
 )
