@@ -28,11 +28,8 @@ def assert_derivatives(function, exact, tensors, traced=False):
 def derivatives(function, tensors, directions, weights, traced):
     """Return tuples of tensors by the way in which they were computed.
 
-    Args:
-        function: Returns a tensor, or a tuple of tensors and None.
-        tensors: The arguments of `function`.
-        directions: For each tensor, its tangent, and the weight of its gradient in a sum that is differentiated again.
-        weights: For each result, its weight in a sum that is differentiated.
+    `directions`: the tangent of each tensor, and the weight of its gradient in the sum that is differentiated again.
+    `weights`: the weight of each result in the sum that is differentiated.
     """
     indexes, repeated = tuple(range(len(tensors))), [torch.stack((tensor, tensor * 2)) for tensor in tensors]
     directions = tuple(direction.to(tensor.dtype) for direction, tensor in zip(directions, tensors))
@@ -46,18 +43,14 @@ def derivatives(function, tensors, directions, weights, traced):
 
     gradient = torch.func.grad(loss, indexes)
 
-    def loss_of_gradient(*tensors):
-        return _sum(gradient(*tensors), directions)
-
     def eager_gradients(leaves):
         first = torch.autograd.grad(loss(*leaves), leaves, create_graph=True)
         second = torch.autograd.grad(_sum(first, directions), leaves, allow_unused=True, materialize_grads=True)
         return (*first, *second)
 
     with forward_ad.dual_level():
-        duals = [forward_ad.make_dual(*pair) for pair in zip(tensors, directions)]
-        unpacked = [forward_ad.unpack_dual(result) for result in results(*duals)]
-        dual = [part for pair in unpacked for part in pair]
+        duals = results(*map(forward_ad.make_dual, tensors, directions))
+        dual = [part for result in duals for part in forward_ad.unpack_dual(result)]
     primals, tangents = torch.func.jvp(results, tuple(tensors), directions)
     ways = {
         "forward_ad": dual,
@@ -66,7 +59,7 @@ def derivatives(function, tensors, directions, weights, traced):
         "vmap": torch.func.vmap(results)(*repeated),
         "vmap of grad": torch.func.vmap(gradient)(*repeated),
         "jvp of grad": torch.func.jvp(gradient, tuple(tensors), directions)[1],
-        "grad of grad": torch.func.grad(loss_of_gradient, indexes)(*tensors),
+        "grad of grad": torch.func.grad(lambda *tensors: _sum(gradient(*tensors), directions), indexes)(*tensors),
         "second backward": eager_gradients([tensor.detach().requires_grad_() for tensor in tensors]),
     }
     if traced:

@@ -1,7 +1,6 @@
 """Tensors and assertions that the kernels' tests share: each kernel links to this file.
 
-A kernel is loaded from `build/` with the public client, as a user would load it. It runs on the GPU if there is one,
-else on the CPU.
+A kernel is loaded from `build/` with the public client, and runs on the GPU if there is one, else on the CPU.
 """
 
 from typing import Callable, NamedTuple
@@ -56,9 +55,8 @@ def assert_as_good(actual, reference, expected, factor=1.1):
 
 def units_apart(a, b):
     """Return the distance between two 16-bit tensors, in representable numbers."""
-    ordered = [t.view(torch.int16).int() for t in (a, b)]
-    ordered = [torch.where(bits < 0, -(bits & 0x7FFF), bits) for bits in ordered]
-    return (ordered[0] - ordered[1]).abs()
+    bits = torch.stack((a, b)).view(torch.int16).int()
+    return torch.where(bits < 0, -(bits & 0x7FFF), bits).diff(dim=0)[0].abs()
 
 
 def views(width, dtype):
@@ -163,10 +161,7 @@ def assert_replays(step, x):
 
 
 def assert_compiles(function, inputs_of, backend="aot_eager"):
-    """Assert that `torch.compile` of a function gives its results and gradients, without another compilation.
-
-    `inputs_of(batch)`: the inputs, all of which have gradients.
-    """
+    """Assert that a compiled function gives the function's results and gradients, without another compilation."""
     torch._dynamo.reset()
     compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=backend)
     for batch in (4, 9):

@@ -67,11 +67,6 @@ def unchanged(project: Path) -> None:
     pass
 
 
-def test_a_directory_without_a_project(tmp_path: Path, kernel_builder: Run) -> None:
-    expected = (ConfigError, tmp_path / "build.toml", "there is no such file", "init")
-    kernel_builder.refuse(tmp_path, expected=expected)
-
-
 # Backend, edit of the project, place, message, hint.
 MISTAKES = [
     (
