@@ -50,9 +50,10 @@ def emulated(capfd: pytest.CaptureFixture[str]) -> Emulate:
     ],
 )
 def test_kernels_pass_their_tests(emulated: Emulate, kernel: str, warp_size: str) -> None:
-    tests = ["-q", "-k", KERNELS[kernel]]
+    tests = ["-v", "-k", KERNELS[kernel]]
     status, output = emulated(ROOT / "kernels" / kernel, "--warp-size", warp_size, "--", *tests)
     assert status == 0 and " passed" in output, output
+    assert all(f"::{name}[" in output for name in re.findall(r"test_\w+", KERNELS[kernel])), output
 
 
 def test_a_new_project_passes_its_tests_until_it_has_a_fault(emulated: Emulate, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from kernel_builder import toml_file
 from kernel_format.errors import ConfigError
 from tests.support.places import SOURCES
 
-LOADED = "which stores through a pointer that is not computed of its arguments"
 MISTAKES = toml_file.read(Path(__file__).with_name("mistakes.toml"))
 KERNEL = SOURCES["launched_kernel"]
 
@@ -45,28 +44,7 @@ def test_the_function_has_parameters_of_schemas(tmp_path, function, message):
         read(tmp_path, f"def {function}:\n    pass")
 
 
-@pytest.mark.parametrize(
-    ("body", "schema"),
-    [
-        ("tl.store(pointer=x + 1, value=1)", "(Tensor(a!) x, Tensor y, int n) -> ()"),
-        ("p: tl.tensor = x + 1; tl.store(p, 1)", "(Tensor(a!) x, Tensor y, int n) -> ()"),
-        ("tl.load((p := x + 1)); tl.store(p, 1)", "(Tensor(a!) x, Tensor y, int n) -> ()"),
-        ("for p in (x, x + 1): tl.store(p, 1)", "(Tensor(a!) x, Tensor y, int n) -> ()"),
-        ("d = tl.make_tensor_descriptor(x); d.store(offsets=[0], value=1)", "(Tensor(a!) x, Tensor y, int n) -> ()"),
-        ("count(*(1, x))", "(Tensor(a!) x, Tensor y, int n) -> ()"),
-        ("tl.store(y, rsqrt(tl.load(y).to(x.dtype.element_ty)))", "(Tensor x, Tensor(a!) y, int n) -> ()"),
-        ("tl.store(x + tl.load(y), 1)", "(Tensor(a!) x, Tensor y, int n) -> ()"),
-        ("tl.store(tl.load(x).to(y.dtype) + tl.arange(0, N), 1)", LOADED),
-        ("p = tl.load(x); p += n; tl.store(p, 1); tl.store(y, 1)", LOADED),
-        ("tl.atomic_add(pointer=tl.cast(n, y.dtype), val=1)", LOADED),
-        ("count(1, loaded(x))", LOADED),
-        ("tl.device_assert(tl.load(tl.load(x)) > 0)", "(Tensor x, Tensor y, int n) -> ()"),
-        ("tl.store(z, 1) if z else None", "(Tensor x, Tensor y, int n) -> ()"),
-        ("write_tile(x + 1, y.dtype)", "through x by functions of other modules: write_tile"),
-        ("helpers.store_tile(1, x)", "through x by functions of other modules: helpers.store_tile"),
-        ("tl.inline_asm_elementwise('st', args=[x])", "through x by functions of other modules: tl.inline_asm_element"),
-    ],
-)
+@pytest.mark.parametrize(("body", "schema"), MISTAKES["stores"])
 def test_no_store_is_overlooked(tmp_path, body, schema):
     """Torch may remove calls of an op that mutates nothing, and a function of another module may store."""
     source = (
