@@ -220,10 +220,8 @@ def test_a_trace_runs_no_code(tmp_path: Path, operator: str, arguments: str, pro
 
 
 def test_the_tolerance_is_the_formats(tmp_path: Path) -> None:
-    loose = WORKLOAD | {
-        "tolerance": {"max_atol": 0.5, "max_rtol": 0.0, "required_matched_ratio": 0.7, "max_error_cap": 2}
-    }
-    task = read_task(definition(tmp_path / "a", loose).parent)
+    loose = {"max_atol": 0.5, "max_rtol": 0.0, "required_matched_ratio": 0.7, "max_error_cap": 2}
+    task = read_task(definition(tmp_path / "a", WORKLOAD | {"tolerance": loose}).parent)
     fault = task.problem(task.sizes()).fault
     assert fault
     expected = [torch.ones(5, 4), torch.ones(5)]
@@ -238,17 +236,12 @@ def test_the_tolerance_is_the_formats(tmp_path: Path) -> None:
 
 
 def test_inputs_are_those_of_the_workload(tmp_path: Path) -> None:
-    reference = (
-        DEFINITION["reference"] + "\n\ndef make(axes, device):\n    return {'x': torch.full((axes['rows'], 8), 3.0)}\n"
-    )
+    made = "\n\ndef make(axes, device):\n    return {'x': torch.full((axes['rows'], 8), 3.0)}\n"
     own = WORKLOAD | {"inputs": {"x": {"type": "custom"}, "factor": {"type": "scalar", "value": 2.0}}}
-    changes = {"reference": f"import torch\n{reference}", "custom_inputs_entrypoint": "make"}
+    changes = {"reference": f"import torch\n{DEFINITION['reference']}{made}", "custom_inputs_entrypoint": "make"}
     task = read_task(definition(tmp_path / "a", own, **changes).parent)
     assert bool((task.problem(task.sizes()).get_inputs()[0] == 3).all())
-    stored = {
-        "x": {"type": "safetensors", "path": "blob/x.safetensors", "tensor_key": "k"},
-        "factor": own["inputs"]["factor"],
-    }
+    stored = {"x": {"type": "safetensors", "tensor_key": "k"}, "factor": own["inputs"]["factor"]}
     (tmp_path / "b" / "blob").mkdir(parents=True)
     with (tmp_path / "b" / "blob" / "x.safetensors").open("wb") as blob:
         blob.write(LFS_POINTER)
