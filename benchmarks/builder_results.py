@@ -38,19 +38,19 @@ def builder_rows(figures: Mapping[str, Any]) -> dict[str, Row]:
 
 def _downloads(values: Mapping[str, Any]) -> Row:
     return Row(
-        "downloaded for all `cuda`, `cpu` and `rocm` variants of a stable-ABI project, with an empty cache",
+        "download for all `cuda`, `cpu` and `rocm` variants of a stable-ABI project, with an empty cache",
         "at most 160 MB",
         f"{values['bytes'] / 1e6:.1f} MB",
         values["bytes"] <= 160e6,
-        "Counted by an index on loopback that forwards to the configured one; index pages are included. `--all` "
-        f"downloads the compiler of CUDA 13.2 as well, another {values['more-with-all'] / 1e6:.1f} MB.",
+        "An index on loopback, which forwards to the configured index, counts all bytes, including index pages. "
+        f"`--all` also downloads the compiler of CUDA 13.2, another {values['more-with-all'] / 1e6:.1f} MB.",
     )
 
 
 def _further_torch(values: Mapping[str, Any]) -> Row:
     links, bindings, others = _split(values["steps"])
     return Row(
-        "steps for one more Torch release, project on the full C++ ABI",
+        "steps for one more Torch release, for a project on the full C++ ABI",
         "for each back end: the binding's compile and the link",
         f"{len(bindings) + len(others)} compiles, {len(links)} links",
         len(bindings) == 2 and not others,
@@ -61,7 +61,7 @@ def _further_torch(values: Mapping[str, Any]) -> Row:
 def _nothing_changed(values: Mapping[str, Any]) -> Row:
     seconds = values["seconds"]
     return Row(
-        "wall time of `kernel-builder build`, nothing changed",
+        "wall time of `kernel-builder build` without changes",
         "at most 0.5 s",
         f"{seconds['median']:.2f} s",
         seconds["median"] <= 0.5,
@@ -91,7 +91,7 @@ def _split(steps: list[str]) -> tuple[list[str], list[str], list[str]]:
 def _warm_cache(values: Mapping[str, Any]) -> Row:
     warm, cold = values["warm-cpu-seconds"], values["cold-cpu-seconds"]
     return Row(
-        "clean checkout, warm builder cache: share of the cold build's CPU time",
+        "CPU time in a clean checkout with a warm cache / of the cold build",
         "at most 10%",
         f"{warm / cold:.1%}: {warm:.1f} s of {cold:.1f} s",
         warm <= 0.1 * cold,
@@ -102,7 +102,7 @@ def _warm_cache(values: Mapping[str, Any]) -> Row:
 def _load_time(values: Mapping[str, Any]) -> Row:
     median = values["milliseconds"]["median"]
     return Row(
-        "wall time of `get_local_kernel` after `import torch` and `import kernels` (CPU variant)",
+        "wall time of `get_local_kernel` for a CPU variant, after `import torch` and `import kernels`",
         "at most 50 ms",
         f"{median:.0f} ms; {values['second-milliseconds']['median']:.1f} ms for the second call",
         median <= 50,

@@ -98,7 +98,7 @@ def model_targets(report: Mapping[str, Any], together: Mapping[str, Any], traine
     yield _each("without graphs / eager", {"siglip-8": beside_eager["siglip-8"]}, 0.90)
     yield _each("compile on top of accelerated / compile", compiled, 1.02)
     yield _each("the first call, by default", first["accelerated"], 10, " s")
-    yield _each("the first call, blocks traced", first["blocks"], 3, " s")
+    yield _each('the first call, with `scope="blocks"`', first["blocks"], 3, " s")
     yield _each("the first call, with graphs", first["graphs"], 3, " s")
     steps = {case: times["accelerated"] / times["eager"] for case, times in trained.items()}
     yield _each("training step: accelerated / eager", steps, 0.8)
@@ -183,7 +183,7 @@ def generate_targets(cases: Mapping[str, Any]) -> Iterator[Row]:
     yield Row(
         "tokens that differ from eager's where the two best logits differ by more than the rounding",
         "none",
-        f"{'all' if explained else 'not all'} first differences within it",
+        f"{'all' if explained else 'not all'} first differences are within the rounding",
         explained,
     )
 

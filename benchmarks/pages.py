@@ -38,7 +38,7 @@ README_KERNELS = {
     "rope3d": "rotary embeddings, on three axes or by tables, with q/k norm",
 }
 README_MODELS = ("ltx-2464", "wan-7800", "qwen3-128", "qwen3-decode")
-README_BUILDER = ("downloads", "nothing-changed")
+README_BUILDER = {"downloads": "the downloads", "nothing-changed": "the unchanged build"}
 
 Values = dict[str, Any]
 
@@ -82,7 +82,9 @@ def readme() -> Values:
     return {
         "builder": builder,
         "builder_rows": [rows[name] for name in README_BUILDER],
-        "builder_commits": _commits({name: builder["figures"][name]["commit"] for name in README_BUILDER}),
+        "builder_commits": _commits(
+            {title: builder["figures"][name]["commit"] for name, title in README_BUILDER.items()}
+        ),
         "kernels": [[f"[{result.kernel}](kernels/{result.kernel})", *_kernel_row(result)] for result in measured],
         "kernels_device": tables.device(measured[0].report),
         "kernels_commits": _commits({result.kernel: result.report.build["commit"] for result in measured}),
@@ -128,7 +130,7 @@ def _peers(measured: Sequence[kernel_results.Result]) -> str:
 def _commits(commits: Mapping[str, str]) -> str:
     """Return the commit that most results have, and the others' commits with their names."""
     usual = statistics.mode(commits.values())
-    others = [f"of {name} `{commit}`" for name, commit in commits.items() if commit != usual]
+    others = [f"`{commit}` for {name}" for name, commit in commits.items() if commit != usual]
     return ", ".join([f"`{usual}`", *others])
 
 

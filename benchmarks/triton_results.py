@@ -45,8 +45,8 @@ def rows(report: Mapping[str, Any]) -> list[Row]:
         Row("first call / just in time with an empty cache", "at most 0.01", f"{first:.4f}", first <= 0.01),
         Row("host time of a call / with Triton's launcher", "at most 0.5", f"{host:.2f}", host <= 0.5),
         Row("device time / just in time", "at most 1.01", f"{device:.3f}", device <= 1.01),
-        Row("results equal to just in time bit by bit", "all", f"{same} of {compared}", same == compared),
-        Row("needed at run time beyond Torch", "nothing", "Triton" if imported else "nothing", not imported),
+        Row("results bit-identical to just in time", "all", f"{same} of {compared}", same == compared),
+        Row("packages needed at run time besides Torch", "nothing", "Triton" if imported else "nothing", not imported),
     ]
 
 
@@ -55,9 +55,14 @@ def public_rows(report: Mapping[str, Any]) -> list[Row]:
     kernels = list(report["kernels"].values())
     built = f"{sum(kernel['built'] for kernel in kernels)} of {len(kernels)}"
     same, compared = (sum(counts) for counts in zip(*map(equal, kernels), strict=True))
-    title = "public kernels built with a declaration and launch function added"
+    title = "public kernels that build with a declaration and a launch function added"
     ran = all(kernel["results"] for kernel in kernels)
     return [
         Row(title, "6 of 6", built, built == "6 of 6"),
-        Row("their results equal to just in time", "all", f"{same} of {compared}", ran and same == compared),
+        Row(
+            "results of the public kernels equal to just in time",
+            "all",
+            f"{same} of {compared}",
+            ran and same == compared,
+        ),
     ]

@@ -120,8 +120,8 @@ def tables() -> str:
         "| --- | --- | --- | --- |",
         *(f"| {old} | `{name}` | `{header}` | {shown(release_of(name, header))} |" for old, name, header in RENAMED),
         "",
-        "Functions of `torch/csrc/stable/ops.h`, in the namespace `torch::stable`. Those that are methods of "
-        "`at::Tensor`, such as `x.contiguous()`, are functions here: `torch::stable::contiguous(x)`.",
+        "Functions of `torch/csrc/stable/ops.h`, in the namespace `torch::stable`. Methods of `at::Tensor`, such as "
+        "`x.contiguous()`, are functions here: `torch::stable::contiguous(x)`.",
         "",
         "| from | functions that `at::` has too | others |",
         "| --- | --- | --- |",
@@ -136,7 +136,7 @@ def tables() -> str:
             for since in sorted(set(methods.values()))
         ),
         "",
-        "Headers that differ by their directory alone: `c10/...` becomes `torch/headeronly/...`, and the namespaces "
+        "Headers that differ only in their directory: `c10/...` becomes `torch/headeronly/...`, and the namespaces "
         "`c10` and `at` become `torch::headeronly`:",
         "",
         _list(same) + ".",

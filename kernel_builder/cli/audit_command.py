@@ -34,18 +34,18 @@ _UNSELECTED = "no-variant"
     multiple=True,
     metavar="CHECK",
     type=click.Choice([*CHECKS, _UNSELECTED]),
-    help=f"Findings of this check do not change the exit code; `{_UNSELECTED}` is that no variant loads here.",
+    help=f"Ignore findings of this check in the exit code; `{_UNSELECTED}` ignores that no variant loads here.",
 )
 @json_option
 def audit(name: str, variant: str | None, allow: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Describe a published kernel without running it.
 
     Lists the variants with their requirements, the device code by architecture, the kernels, the needed libraries, the
-    ops, the origin, and the findings of all checks that need no whole file. Of a binary, only headers and tables are
-    downloaded.
+    ops, the origin, and the findings of all checks that do not need the whole file. Downloads only a binary's headers
+    and tables.
 
-    The exit code is 1 if a check finds an error or a call that ends the process, or if no variant loads here. It is 0
-    otherwise.
+    The exit code is 1 if a check finds an error or a call that ends the process, or if no variant loads here.
+    Otherwise, it is 0.
 
     \b
     kernel-builder audit kernels-community/rmsnorm

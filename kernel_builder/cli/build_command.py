@@ -97,7 +97,7 @@ def _print_table(summary: BuildSummary) -> None:
     "capabilities",
     multiple=True,
     metavar="NUMBER",
-    help="Compile only for this capability, such as 9.0; may be repeated. For local use: upload refuses it.",
+    help="Compile only for this capability, such as 9.0; may be repeated. `upload` refuses such packages.",
 )
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write packages here instead of DIR/build.")
 @owner_option
@@ -108,26 +108,26 @@ def _print_table(summary: BuildSummary) -> None:
     "--keep-generated",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Write the projects that Triton kernels of an aot.toml are made into to DIR/NAME.",
+    help="Write the C++ projects that the build generates from aot.toml to DIR/NAME.",
 )
 @click.option(
     "--sandbox",
     type=click.Choice(["auto", "require", "off"]),
     default="auto",
     show_default=True,
-    help="Run compilers and load packages without network and without access to other files: if the system has a "
-    "sandbox, always, or never.",
+    help="Run compilers and load packages without network and without access to other files: where the system "
+    "permits it, always (otherwise fail), or never.",
 )
 @json_option
 def build(directories: tuple[Path, ...], platforms: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Build the kernel projects in DIR (default: here).
 
     Every variant that the Hub asks for on this machine's platform goes to DIR/build/<variant>/. Missing compilers and
-    headers are downloaded once, pinned and verified; no Nix, GPU or CUDA installation is needed. nvcc compiles for
-    CUDA 13, and clang for CUDA 12. A failure does not stop the rest: a table at the end lists the packages, and the
-    exit status is 0 if all of them were built.
+    headers are downloaded once and verified; Nix, a GPU and a CUDA installation are not needed. nvcc compiles for CUDA
+    13, and clang for CUDA 12. A failure does not stop the other variants: a table at the end lists the packages, and
+    the exit status is 0 if all of them were built.
 
-    Another platform's host code is compiled by a cross compiler of the system (Debian, Ubuntu: apt-get install
+    For another platform, a cross compiler of the system compiles host code (Debian, Ubuntu: apt-get install
     g++-aarch64-linux-gnu). The environment variable CXX names this platform's g++, PIP_INDEX_URL the package index,
     KERNEL_BUILDER_CACHE the cache directory, and KERNEL_BUILDER_SHARED_CACHE a second cache that is only read.
 

@@ -31,9 +31,9 @@ _DIRECTORIES = click.argument("directories", metavar="[DIR]...", nargs=-1, type=
 def check_config(directories: tuple[Path, ...], as_json: bool) -> None:
     """Validate the build.toml of every DIR (default: here), and list the projects in a table.
 
-    The files that it names must exist, and `build` must accept its flags and sources. Nothing has to be buildable here.
-    --json prints every value, with defaults filled in. Of several DIR, those without a build.toml are left out; a
-    mistake in one does not stop the others.
+    Checks that the named files exist, and that `build` accepts the flags and sources. This machine need not be able to
+    build the projects. --json prints every value, including defaults. With several DIR, those without a build.toml are
+    skipped, and an error in one does not stop the others.
 
     \b
     kernel-builder check-config kernels/*
@@ -72,8 +72,8 @@ def _read(path: Path) -> Project:
 def update_build(directories: tuple[Path, ...], check: bool, license: str | None) -> None:
     """Convert the build.toml of every DIR (default: here) to edition 6, and show the difference.
 
-    Comments and the order of keys are kept. A file of edition 6 is unchanged, and so is a file that would not be valid
-    in edition 6, which does not stop the others.
+    Keeps comments and the order of keys. A file of edition 6 stays unchanged. So does a file that would be invalid in
+    edition 6, which does not stop the others.
 
     \b
     kernel-builder update-build kernels/* --check

@@ -49,9 +49,9 @@ def _read(directory: Path) -> Project:
 def devshell(directory: Path, variant: str | None, command: tuple[str, ...]) -> None:
     """Start a shell with the compilers and headers of a variant, or run COMMAND with them.
 
-    DIR is the project (default: here). The shell is $SHELL. PATH has the nvcc of the pinned toolkit, or of $CUDA_HOME;
-    CUDA_HOME, CXX and CPLUS_INCLUDE_PATH are set. The default variant is the one that the installed Torch loads, or
-    else the newest.
+    DIR is the project (default: here). The shell is $SHELL. PATH contains the nvcc of the pinned toolkit, or of
+    $CUDA_HOME. CUDA_HOME, CXX and CPLUS_INCLUDE_PATH are set. The default variant is the one that the installed Torch
+    loads, or else the newest.
 
     \b
     kernel-builder devshell kernels/rmsnorm
@@ -109,10 +109,10 @@ def _enter(title: str, environment: dict[str, str], command: tuple[str, ...]) ->
 def emulate(directory: Path, warp_size: str, backend: str | None, pytest_arguments: tuple[str, ...]) -> None:
     """Run the tests of a project's CUDA or ROCm kernels on the CPU.
 
-    DIR is the project (default: here). g++ compiles its kernels for the CPU, with an emulator that runs the threads of
-    a block in turn. Tests get tensors on the CPU; the project's own conditions skip tests that need a GPU. Barriers
-    that not all threads reach, indices out of bounds, lanes outside a mask and similar faults are errors that name
-    the kernel, the block and the thread; docs/emulator.md lists the faults that are found and those that are not.
+    DIR is the project (default: here). g++ compiles the kernels for the CPU, with an emulator that runs a block's
+    threads in turn. Tests get CPU tensors; the project's own conditions skip tests that need a GPU. Barriers that not
+    all threads reach, indices out of bounds, lanes outside a mask and similar faults are errors that name the kernel,
+    the block and the thread; docs/emulator.md lists the faults that are found and those that are not.
 
     \b
     kernel-builder emulate kernels/geglu

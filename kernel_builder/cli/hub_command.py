@@ -47,8 +47,8 @@ def hub() -> None:
 def import_(source: str, origin: str, endpoint: str, organization: str | None, max_size: float, as_json: bool) -> None:
     """Copy a kernel of another Hub, or all kernels of an organization.
 
-    All digests of a branch are compared before it is sent to the Hub at --endpoint. Each branch that differs gets one
-    commit, if its last commit is an import of the same kernel. The command prints nothing if nothing is new.
+    Compares all digests of a branch before it sends the branch to the Hub at --endpoint. Each branch that differs gets
+    one commit, if its last commit is an import of the same kernel. Prints nothing if nothing is new.
 
     \b
     kernel-builder hub import kernels-community/rmsnorm --endpoint http://127.0.0.1:8000
@@ -86,7 +86,7 @@ def import_(source: str, origin: str, endpoint: str, organization: str | None, m
 def merge(repo_id: str, number: int, commit: str, endpoint: str | None, as_json: bool) -> None:
     """Merge a pull request into its branch, if it is still at the commit that you have reviewed.
 
-    Its page shows the changes and the commit.
+    The pull request's page shows the changes and the commit.
 
     \b
     kernel-builder hub merge my-org/my-kernel 1 0d2c5b9f9b1f6f2f6a2a3fd0b1a7c8b5a3d3c1e2

@@ -67,9 +67,9 @@ def init(
 ) -> None:
     """Create a kernel project that is ready to build.
 
-    The project has a ReLU operator to start from, with tests and a benchmark. It uses the kit, the device code that the
-    kernels of kernel-builder share, and gets a copy. --op names the operator in all files; replace its computation, and
-    the text that `Not written yet` marks. PATH defaults to a directory of the kernel's name.
+    The project contains a ReLU operator, with tests and a benchmark, and a copy of the kit, which is the device code
+    that kernel-builder's kernels share. --op names the operator in all files. Replace the operator's computation, and
+    the text marked `Not written yet`. PATH defaults to a directory with the kernel's name.
 
     \b
     kernel-builder init org/my-kernel
@@ -183,9 +183,9 @@ def port(
     """Write a first build.toml for a project of torch.utils.cpp_extension.
 
     SETUP.PY runs in a sandbox with stubs of setuptools and Torch, as on a machine with CUDA and a GPU, with CUDA alone,
-    and with neither. Its extensions become tables of build.toml. Arguments without a counterpart are listed with their
-    line, and so are the necessary changes in the sources. NAME=VALUE sets a variable for SETUP.PY; its options follow
-    `--`. Existing files are kept. docs/port.md has the next steps.
+    and with neither. Its extensions become tables of build.toml. The command lists arguments without a counterpart, and
+    necessary changes in the sources, with their lines. NAME=VALUE sets a variable for SETUP.PY; its options follow
+    `--`. Existing files stay unchanged. docs/port.md describes the next steps.
 
     \b
     kernel-builder port setup.py --dry-run

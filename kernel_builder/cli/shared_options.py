@@ -35,7 +35,7 @@ max_size_option = click.option(
     default=10,
     show_default=True,
     metavar="GB",
-    help="Refuse to download more than this of one repository.",
+    help="Refuse to download more than this from one repository.",
 )
 owner_option = click.option(
     "--owner",
@@ -46,7 +46,7 @@ owner_option = click.option(
 )
 
 whole_option = click.option(
-    "--all", "whole", is_flag=True, help="Take the whole matrix, not only the variants that the Hub asks for."
+    "--all", "whole", is_flag=True, help="Use the whole matrix, not only the variants that the Hub asks for."
 )
 # Options of the public tool, accepted for scripts.
 _public_build_option = click.option("-L", "--print-build-logs", is_flag=True, hidden=True, expose_value=False)
@@ -59,11 +59,11 @@ selection_options = together(
         "--variant", "variants", multiple=True, metavar="NAME", help="Build only this variant; may be repeated."
     ),
     click.option(
-        "--backend", "backends", multiple=True, type=click.Choice(known_backends.NAMES), help="Build only for it."
+        "--backend", "backends", multiple=True, type=click.Choice(known_backends.NAMES), help="Build only this backend."
     ),
     whole_option,
     click.option(
-        "-j", "--jobs", "--max-jobs", "--cores", "jobs", type=click.IntRange(min=1), help="The most CPU cores to use."
+        "-j", "--jobs", "--max-jobs", "--cores", "jobs", type=click.IntRange(min=1), help="The largest number of cores."
     ),
     _public_build_option,
 )
@@ -73,12 +73,12 @@ toolchain_options = together(
     click.option(
         "--cuda-home",
         type=click.Path(path_type=Path),
-        help="A CUDA toolkit to use for its version of CUDA. [default: $CUDA_HOME]",
+        help="A CUDA toolkit to use for its CUDA release. [default: $CUDA_HOME]",
     ),
     click.option(
         "--cuda-compiler",
         type=click.Choice(["nvcc", "clang"]),
-        help="Compile every CUDA variant with it. [default: nvcc, and clang for CUDA 12 without --cuda-home]",
+        help="The compiler of all CUDA variants. [default: nvcc, and clang for CUDA 12 without --cuda-home]",
     ),
     click.option("--offline", is_flag=True, help="Do not use the network; fail if something is missing."),
 )

@@ -37,13 +37,13 @@ NOT_VERIFIED = 11
 def sign(directory: Path, key_file: Path | None, as_json: bool) -> None:
     """Sign the packages under DIR/build.
 
-    `kernels verify-signature` reads the signatures. Sigstore signs for an identity, without keys to keep; in continuous
-    integration the identity is the workflow's, elsewhere $SIGSTORE_ID_TOKEN is the token of an OpenID provider. Each
-    package gets a metadata.json.sigstore in place of an existing one. Signatures are public: Sigstore keeps a permanent
-    public log of them. The public client accepts only signatures of workflows, so there is no login in a browser.
+    Writes or replaces each package's metadata.json.sigstore, which `kernels verify-signature` reads. Sigstore signs for
+    an identity and needs no keys. In continuous integration, the identity is the workflow's; elsewhere,
+    $SIGSTORE_ID_TOKEN is the token of an OpenID provider. There is no login in a browser, because the public client
+    accepts only signatures of workflows. Sigstore keeps a permanent public log of signatures.
 
-    --key needs no network. `kernel-builder verify --signer` checks such signatures with the public key; the public
-    client cannot.
+    Signing with --key needs no network. `kernel-builder verify --signer` checks such signatures with the public key;
+    the public client cannot check them.
 
     \b
     kernel-builder sign kernels/rmsnorm
@@ -89,8 +89,8 @@ def verify(name: str, as_json: bool, **options: Any) -> None:
     The command downloads the packages, compares every file with the digest in the metadata, checks the signature as the
     public client does, and prints the provenance. With --source, it also rebuilds each variant that this machine can
     build, at the commit that the variant names and with an empty cache, and compares the bytes. The exit status is 10
-    if a check fails, and 11 if a variant was not verified: not rebuilt although --source is given, or signed by a key
-    that no --signer names.
+    if a check fails. It is 11 if a variant was not verified, because it was not rebuilt although --source is given, or
+    because no --signer names its key.
 
     \b
     kernel-builder verify kernels-community/rmsnorm@v1

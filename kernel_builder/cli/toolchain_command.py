@@ -52,9 +52,9 @@ def toolchain() -> None:
 def fetch(names: tuple[str, ...], platforms: tuple[str, ...]) -> None:
     """Download components into the store: by default all but the complete headers of Torch.
 
-    NAME is a component as `toolchain list` shows it: cuda-13.0 is nvcc, cuda-libraries-13.0 the headers of CUDA's
-    libraries, torch-2.10-stable and torch-2.10-full Torch's headers, cutlass_3_8 a header library. CUDA 12 needs
-    clang-22, cuda-12.8 and cuda-libraries-12.8.
+    NAME is a component that `toolchain list` shows: cuda-13.0 is nvcc, cuda-libraries-13.0 has the headers of CUDA's
+    libraries, torch-2.10-stable and torch-2.10-full have Torch's headers, cutlass_3_8 is a header library. CUDA 12
+    needs clang-22, cuda-12.8 and cuda-libraries-12.8.
 
     \b
     kernel-builder toolchain fetch
@@ -140,9 +140,9 @@ def update(checkout: Path) -> None:
 def doctor(as_json: bool) -> None:
     """Check that this machine can build kernels.
 
-    Lists installed and missing requirements for each kind of build, with a command that installs them. Uses no network.
-    A CUDA toolkit in $CUDA_HOME is checked too.
-    The exit code is 0 if both CPU and CUDA kernels can be built, or else 1.
+    Lists installed and missing requirements for each kind of build, with commands that install them. Also checks a CUDA
+    toolkit in $CUDA_HOME. Uses no network. The exit code is 0 if this machine can build both CPU and CUDA kernels, and
+    otherwise 1.
 
     \b
     kernel-builder doctor

@@ -55,9 +55,9 @@ _publish_options = together(
         "--allow",
         multiple=True,
         metavar="CHECK",
-        help=f"Report the errors of this check as warnings; may be repeated. `{UNTESTED}` publishes also packages that "
-        f"have not run on their hardware (ROCm), `{API_CHANGE}` an API that breaks callers of this version, "
-        f"`{LARGE_FILE}` sources above 10 MiB.",
+        help=f"Report the errors of this check as warnings; may be repeated. `{UNTESTED}` permits packages that have "
+        f"not run on their hardware (ROCm), `{API_CHANGE}` permits an API that breaks callers of this version, and "
+        f"`{LARGE_FILE}` permits sources above 10 MiB.",
     ),
     json_option,
     # Options of the public tool, accepted for scripts.
@@ -76,10 +76,10 @@ def upload(directory: Path, build: bool, quiet: bool, as_json: bool, output_json
     """Publish the packages of a project to a Hub.
 
     DIR is the project (default: here). All checks run first. The packages become one commit on the branch of their
-    version, the sources and the card one commit on main. Variants on the branch that are not in DIR/build are kept.
-    Files that the Hub already has are not sent again, so the same command completes an interrupted upload.
+    version; the sources and the card become one commit on main. Variants on the branch that are not in DIR/build stay.
+    The command sends only files that the Hub does not have, so repeating it completes an interrupted upload.
 
-    Packages must be built from the sources that they are published with, and one version has one API.
+    Packages must be built from the sources beside them. All packages of a version must have the same API.
 
     The Hub is $HF_ENDPOINT, or else huggingface.co. The token is $HF_TOKEN, or else the token of `hf auth login`.
 
@@ -208,13 +208,13 @@ def _described(result: BranchResult, dry_run: bool) -> str:
 
 @click.command()
 @directory_argument
-@click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Where to write. [default: DIR/dist]")
+@click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Write wheels here. [default: DIR/dist]")
 @click.option("--name", metavar="NAME", help="The name in the package index. [default: the name in build.toml]")
 @click.option(
     "--depends",
     multiple=True,
     metavar="NAME=INDEX_NAME",
-    help="The name in the package index of a kernel in kernel-depends; may be repeated. [default: NAME]",
+    help="The package index's name of the kernel NAME in kernel-depends; may be repeated. [default: NAME]",
 )
 @click.option(
     "--version", metavar="N.M", help="The version in the package index; N is the version of build.toml. [default: N.0]"
@@ -230,7 +230,7 @@ def wheel(directory: Path, as_json: bool, **options: Any) -> None:
     import by the rule of get_kernel. It needs Torch, but not the Hub's client. `wheel` runs the checks of `upload`
     first. Equal packages give equal bytes.
 
-    A package index accepts each version once: pass the next one as --version. One process can use both
+    A package index accepts each version once: pass a new --version for each release. One process can use both
     `import my_kernel` and get_kernel.
 
     \b

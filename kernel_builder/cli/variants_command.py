@@ -26,8 +26,8 @@ from kernel_format.errors import ConfigError
 @click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--arch", is_flag=True, help="Only variants for this machine's platform, and Python-only ones.")
 @whole_option
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON, with the obstacle of each.")
-@click.option("--runners", is_flag=True, help="Print the share of each CI runner, as JSON on one line.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON, with each variant's obstacle.")
+@click.option("--runners", is_flag=True, help="Print a job for each CI runner, as JSON on one line.")
 @click.option(
     "--changed-since", metavar="COMMIT", help="Only projects with changes committed since HEAD left COMMIT's history."
 )
@@ -36,7 +36,7 @@ from kernel_format.errors import ConfigError
     multiple=True,
     metavar="PATH",
     type=click.Path(path_type=Path),
-    help="With --changed-since: a file or directory whose change touches every project. May be repeated.",
+    help="With --changed-since: a file or directory whose change selects every project; may be repeated.",
 )
 def list_variants(
     directories: tuple[Path, ...],
@@ -49,10 +49,10 @@ def list_variants(
 ) -> None:
     """List the variants of the projects in DIR (default: here), and which of them this machine can build.
 
-    Of several DIR, those without a build.toml are left out; a mistake in one does not stop the others.
+    With several DIR, those without a build.toml are skipped, and an error in one does not stop the others.
 
-    With --runners, the output is the matrix of a GitHub workflow: one entry for each project, platform and
-    backend, to be built by `kernel-builder build PROJECT --backend BACKEND` on a runner of that platform.
+    With --runners, the output is the matrix of a GitHub workflow. It has one entry for each project, platform and
+    backend, which `kernel-builder build PROJECT --backend BACKEND` builds on a runner of that platform.
     """
     if changed_since is not None:
         several = len(directories) > 1

@@ -36,7 +36,7 @@ def read(root: Path) -> dict[str, Any]:
     document = toml_file.read(path)
     for name, table in document.get("op", {}).items():
         for key in table.keys() & SCHEMA["properties"].keys() if isinstance(table, dict) else ():
-            raise ConfigError("is a key of the file", where=f"{path}: [op.{name}] {key}", hint="write it above [op]")
+            raise ConfigError("is not a key of an op", where=f"{path}: [op.{name}] {key}", hint="write it above [op]")
     if document.get("op") == {}:
         raise ConfigError("has no op", where=f"{path}: [op]", hint="add a table [op.NAME] for each launch function")
     tables: dict[str, Any] = _READER.read(document, SCHEMA, TomlPlace(str(path)))
@@ -55,7 +55,7 @@ def compiled(project: Project) -> Project | None:
         raise ConfigError(
             f"the project has [{project.framework.table}]; expected [torch-noarch]",
             where=str(path),
-            hint="move the Triton kernels into a Python-only project of their own, or remove the file",
+            hint="move the Triton kernels to a separate Python-only project, or remove the file",
         )
     tables = read(project.root)
     if project.root / tables["source"] not in (file for _, file in project.python_files):

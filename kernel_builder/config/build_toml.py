@@ -78,7 +78,7 @@ def from_document(document: Mapping[str, Any], where: str, root: Path) -> Projec
     rust = next((kernel for kernel in kernels if kernel.cargo_manifest), None)
     if rust and not isinstance(framework, TvmFfi):
         raise ConfigError(
-            f"a crate needs the framework [tvm-ffi], and this project has [{framework.table}]",
+            f"a Rust crate needs the framework [tvm-ffi], but this project has [{framework.table}]",
             where=str(TomlPlace(where, f"kernel.{rust.name}", "language")),
             hint="export the crate's functions for TVM FFI, and write [tvm-ffi] in place of the table",
         )
@@ -126,7 +126,7 @@ def check_name(name: str, where: str) -> None:
         raise ConfigError(
             f"{name!r} cannot be a kernel's name: its wheel would replace or hide the module {module}",
             where=where,
-            hint=f"use a name of its own, such as my-{name}",
+            hint=f"use another name, such as my-{name}",
         )
 
 
@@ -176,9 +176,9 @@ def read_text(path: Path) -> str:
     """Return the text of the `build.toml` at `path`, without a byte order mark."""
     if path.parent.is_file():
         raise ConfigError(
-            "is a file, and a project is a directory with a build.toml",
+            "is a file; expected a directory with a build.toml",
             where=str(path.parent),
-            hint="name the directory, or stay in it and give none",
+            hint="give the project's directory, or run the command there without one",
         )
     if not path.is_file():
         raise ConfigError(
@@ -193,7 +193,7 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"cannot be read: {error.strerror}", where=str(path), hint="make it readable") from error
     if len(content) > _MOST_BYTES:
         raise ConfigError(
-            "is larger than 1 MB", where=str(path), hint="check that this is a build.toml; those have a few kB"
+            "is larger than 1 MB", where=str(path), hint="check that this is a build.toml, which usually has a few kB"
         )
     return toml_file.decode(content, str(path))
 
@@ -203,5 +203,5 @@ def _check_range(low: Version | None, high: Version | None, place: TomlPlace) ->
         raise ConfigError(
             f"no version is at least {low} and at most {high}",
             where=str(place.at("minver")),
-            hint="`minver` and `maxver` both include the version they name; swap them, or leave one out",
+            hint="`minver` and `maxver` both include the version they name; swap them, or remove one",
         )

@@ -26,7 +26,7 @@ def touched(directories: Sequence[Path], since: str, shared: Sequence[Path] = ()
     projects: dict[Path, list[Path]] = defaultdict(list)
     for directory in directories:
         if not directory.is_dir():
-            raise ConfigError("there is no directory", where=str(directory), hint="name directories of kernel projects")
+            raise ConfigError("does not exist", where=str(directory), hint="name directories of kernel projects")
         projects[work_tree(Path(os.path.realpath(directory)))].append(directory)
     affected: set[Path] = set()
     for top, inside in projects.items():

@@ -54,7 +54,7 @@ def check(
         where = f"{root / 'build.toml'}: [{table}] {key}"
         if re.search(r"-(m\w+|arch|gpu-architecture|code|gpu-code)=native\b", flag):
             raise ConfigError(
-                f"{flag} makes a binary for the machine that builds it, and the Hub's users have others",
+                f"{flag} makes a binary for the machine that builds it, but the Hub's users have other machines",
                 where=where,
                 hint="name an instruction set that all users have, or choose at run time: "
                 "__attribute__((target(...))) and __builtin_cpu_supports; for CUDA, list cuda-capabilities",
@@ -69,8 +69,8 @@ def check(
             raise ConfigError(
                 f"the flag {flag!r} is refused: {by_shell} passes it to a shell, which would change it or run commands",
                 where=where,
-                hint="define the macro in a header of the project; dollar signs, backquotes and backslashes are "
-                f"refused in flags of {by_shell}, and quotes and other signs of the shell after -Xcompiler, too",
+                hint="define the macro in a header of the project; flags of "
+                f"{by_shell} must not contain $, ` or \\, nor other characters of the shell after -Xcompiler",
             )
 
 
@@ -78,7 +78,7 @@ def notices(table: str, flags: Sequence[str]) -> Iterator[str]:
     """Yield a notice about flags of g++ that limit the processors of a table's binary."""
     if limits := [flag for flag in flags if _INSTRUCTIONS.fullmatch(flag)]:
         yield (
-            f"[{table}] cxx-flags: on a processor without the instructions of {' '.join(limits)} the kernel ends the "
+            f"[{table}] cxx-flags: on a processor without the instructions of {' '.join(limits)}, the kernel ends the "
             "process (SIGILL); choose them at run time: __attribute__((target(...))) and __builtin_cpu_supports"
         )
 
@@ -103,7 +103,7 @@ def _refusal(flag: str, where: str, known: str | None = None) -> ConfigError:
     return ConfigError(
         f"the flag {flag!r} is refused: it {says}",
         where=where,
-        hint="leave it out; headers go into `include` and `src`, libraries into `depends`",
+        hint="remove it; list headers in `include` and `src`, and libraries in `depends`",
     )
 
 

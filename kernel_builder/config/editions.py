@@ -42,7 +42,7 @@ def as_current(document: Mapping[str, Any], place: TomlPlace) -> tuple[Mapping[s
     if general.get("edition") == EDITION:
         for name in (name for name, table in tables.items() if "backend" in table):
             raise ConfigError(
-                f"unknown key; edition {EDITION} has `language` in its place",
+                f"unknown key; edition {EDITION} uses `language` instead",
                 where=str(TomlPlace(place.file, f"kernel.{name}", "backend")),
                 hint=f'write language = "cpp-{tables[name]["backend"]}"',
             )
@@ -86,7 +86,7 @@ def _refuse_unknown(general: Mapping[str, Any], place: TomlPlace) -> None:
 def _refuse_newer(document: Mapping[str, Any], general: Mapping[str, Any], file: str) -> None:
     """Raise an error for values that older editions do not have."""
     if isinstance(general.get("upstream"), list):
-        message = f"expected a string, got an array, which is of {_SINCE}"
+        message = f"expected a string, got an array, which needs {_SINCE}"
         raise ConfigError(message, where=str(TomlPlace(file, "general", "upstream")), hint=_UPDATE)
     if isinstance(tvm_ffi := document.get("tvm-ffi"), dict) and "src" not in tvm_ffi:
         message = f"is missing; it is optional since {_SINCE}"
@@ -96,7 +96,7 @@ def _refuse_newer(document: Mapping[str, Any], general: Mapping[str, Any], file:
 def _language(kernel: Mapping[str, Any], place: TomlPlace) -> str:
     """Return the `language` of a `[kernel.<name>]` table at `place`, by the `backend` that older editions have."""
     if "language" in kernel:
-        raise ConfigError(f"unknown key, which is of {_SINCE}", where=str(place.at("language")), hint=_UPDATE)
+        raise ConfigError(f"unknown key, which needs {_SINCE}", where=str(place.at("language")), hint=_UPDATE)
     if "backend" not in kernel:
         raise ConfigError("is missing", where=str(place.at("backend")), hint='add it, for example backend = "cuda"')
     backend = kernel["backend"]
@@ -121,7 +121,7 @@ def converted(text: str, path: Path, license: str | None = None) -> str:
     _refuse_unknown(general, TomlPlace(str(path), "general", "edition"))
     if license is None and "license" not in general:
         raise ConfigError(
-            "is missing, and the current edition needs it",
+            "is missing, but the current edition needs it",
             where=str(TomlPlace(str(path), "general", "license")),
             hint=f"run `kernel-builder update-build {path.parent} --license NAME`, with the license's SPDX name",
         )

@@ -31,7 +31,7 @@ def limited(project: Project, only: Sequence[str]) -> Project:
             raise ConfigError(
                 f"{capability!r} is not a capability; expected one of {', '.join(known)}",
                 where="--capability",
-                hint="give the number alone: 9.0 selects 9.0a, 9.0f and 9.0+PTX too",
+                hint="give only the number: 9.0 selects 9.0a, 9.0f and 9.0+PTX too",
             )
     if not only:
         return project
@@ -148,6 +148,6 @@ def check_offered(project: Project, variant: Variant) -> None:
     raise VariantError(
         f"is not a variant of the [{project.framework.table}] project {project.name}{f': {reason}' if reason else ''}",
         where=variant.name,
-        hint=f"it offers {', '.join(v.name for v in variants(project)) or 'none'}, and those of `kernel-builder "
+        hint=f"its variants are {', '.join(v.name for v in variants(project)) or 'none'}, and those of `kernel-builder "
         "list-variants --all`; for others, change `backends`, `minver`, `maxver` or `stable-abi` in build.toml",
     )

@@ -67,10 +67,10 @@ def _check_backends(project: Project, place: TomlPlace) -> None:
         is_compiled = backend.compiles and not backend.why_not_compiled(project)
         if is_compiled and backend.archs_key and all(kernel.backend is not backend for kernel in project.kernels):
             raise ConfigError(
-                f"lists {backend.name}, and no [kernel.<name>] is for it, so its packages would have no device code",
+                f"lists {backend.name}, but no [kernel.<name>] is for it, so its packages would have no device code",
                 where=str(place),
-                hint=f'add a [kernel.<name>] with language = "cpp-{backend.name}", which may have the sources of '
-                f'another, or take "{backend.name}" out of the list',
+                hint=f'add a [kernel.<name>] with language = "cpp-{backend.name}", which may list the sources of '
+                f'another kernel, or remove "{backend.name}" from the list',
             )
 
 
@@ -208,7 +208,7 @@ def own_directory(parent: Path, name: str) -> Path:
     """Return a directory of a project that commands write to, or raise a ConfigError if it is a link to another."""
     if (parent / name).is_symlink():
         raise ConfigError(
-            "is a symbolic link, so that files of another project could be replaced",
+            "is a symbolic link, through which files of another project could be replaced",
             where=str(parent / name),
             hint="remove the link; --out names a destination outside of the project",
         )
@@ -227,9 +227,9 @@ def files_below(root: Path, top: Path, endings: tuple[str, ...], left_out: str =
     for number, (folder, folders, files) in enumerate(os.walk(top, followlinks=True)):
         if number >= _MOST_DIRECTORIES or len(Path(folder).relative_to(top).parts) > MAX_DEPTH:
             raise ConfigError(
-                f"has more than {_MOST_DIRECTORIES} directories, or more than {MAX_DEPTH} in each other",
+                f"has more than {_MOST_DIRECTORIES} directories, or more than {MAX_DEPTH} levels of them",
                 where=str(top),
-                hint="remove links between directories, which would be followed again and again",
+                hint="remove links between directories that form a loop",
             )
         folders[:] = [name for name in folders if name != "__pycache__" and not re.fullmatch(left_out, name)]
         wanted = [
@@ -263,9 +263,9 @@ def _python_files(root: Path, package: Path, pyext: tuple[str, ...]) -> tuple[tu
     check_names(package, files)
     if "__init__.py" not in files:
         raise ConfigError(
-            "is missing, or `pyext` or .gitignore leaves it out; expected the Python package of the kernel",
+            "is missing, or `pyext` or .gitignore excludes it; expected the kernel's Python package",
             where=str(package / "__init__.py"),
-            hint='create it, with the name of the kernel, and keep "py" in `pyext`: users import it',
+            hint='create it in a directory with the kernel\'s name, and keep "py" in `pyext`: users import it',
         )
     # A built package has a subdirectory of its own name, for old clients, unless it has a module of that name.
     reserved = {"_ops.py", "metadata.json", package.name}

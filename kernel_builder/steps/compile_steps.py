@@ -271,7 +271,7 @@ def _check_asked(source: Path, asked: Sequence[str], toolchains: Sequence[Path],
         known = (*host.headers, *(f"{re.escape(str(directory))}/.*" for directory in toolchains))
         if found != "/" and foreign([found], known):
             raise ConfigError(
-                f"asks by __has_include for {found}, which neither the project nor a toolchain of this variant has",
+                f"tests with __has_include for {found}, which neither the project nor a toolchain of this variant has",
                 where=str(source),
                 hint="define a macro in `cxx-flags` instead; other machines have another header, or none",
             )
@@ -314,7 +314,7 @@ def _python_include(project: Project, source: str, platform: str) -> Path:
         raise ToolchainError(
             f"the source includes Python.h, which this machine does not have for {platform}",
             where=str(project.root / source),
-            hint=f"remove the include, since registration.h and the stable ABI need none, or install Python's headers "
-            f"(Debian: apt-get install python3-dev) on a machine that is {platform}",
+            hint="remove the include, which registration.h and the stable ABI do not need, or build on a machine for "
+            f"{platform} with Python's headers (Debian: apt-get install python3-dev)",
         )
     return directory

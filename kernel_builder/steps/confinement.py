@@ -108,7 +108,7 @@ def _first_usable(mode: SandboxMode, compiler: Path | None) -> Confinement:
             raise ToolchainError(
                 "KERNEL_BUILDER_DEBUG=keep runs nothing in a sandbox",
                 where="--sandbox require",
-                hint="leave out one of the two",
+                hint="remove one of the two settings",
             )
         return Confinement(reason="KERNEL_BUILDER_DEBUG=keep")
     strongest = _strongest(compiler, os.environ.get("PATH", ""), os.environ.get("LD_LIBRARY_PATH", ""))

@@ -33,8 +33,8 @@ CARGO = Compiler(
     "cargo",
     to_assembler=None,
     portable=False,  # build scripts and procedural macros may read the system's files
-    hint="correct the crate; if cargo lacks a dependency, run `cargo fetch` in the project, since a build has no "
-    "network, or vendor the crates: docs/build-toml.md, Rust",
+    hint="correct the crate; a build has no network, so if a dependency is missing, run `cargo fetch` in the project, "
+    "or vendor the crates: docs/build-toml.md, Rust",
 )
 _MANIFEST, _LOCK, _CONFIG = "Cargo.toml", "Cargo.lock", ".cargo/config.toml"
 _INSTALL = (

@@ -187,12 +187,12 @@ def scan(
         facts = reached[name] = _read(root / name, status.st_size, status.st_mtime_ns)
         where, places = str(root / name), [name.rpartition("/")[0], *include]
         if _PRECOMPILED.search(name):
-            raise ConfigError("is a precompiled header, which a compiler loads unread", where=where, hint="delete it")
+            raise ConfigError("is a precompiled header, which the builder cannot read", where=where, hint="delete it")
         if facts.assembled or not all(_of_project(root, places, target) for target in facts.embedded):
             raise ConfigError(
-                "reads a file by the assembler's .incbin or .include, or by #embed one that the project does not have",
+                "reads a file with the assembler's .incbin or .include, or with #embed a file outside of the project",
                 where=where,
-                hint="write the content as an array into a header, and include that",
+                hint="write the content as an array in a header, and include the header",
             )
         if facts.computed:
             torch = libraries = True
@@ -221,9 +221,9 @@ def scan(
     calls = (call for facts in files for call in facts.calls)
     if wrong := sorted(name.decode() for call, name in calls if call in passes_on and name not in named):
         raise ConfigError(
-            f"asks by __has_include for {wrong[0]}, which no macro of the project defines as a header's name",
+            f"tests with __has_include for {wrong[0]}, which no macro of the project defines as a header's name",
             where=str(root / source),
-            hint="write the header as <name.h> in the question, since other machines may lack it",
+            hint="write the header as <name.h> in __has_include: other machines may not have it",
         )
     # Pasted tokens or a macro of `cxx-flags` may ask: nothing else has angle brackets there, but names to include.
     asks = any(facts.asks for facts in files)

@@ -138,7 +138,7 @@ def check(root: Path, digests: bool, dry_run: bool, as_json: bool) -> None:
 def gc(root: Path, days: float, dry_run: bool, as_json: bool) -> None:
     """Free the space of files that no branch, tag or pull request needs.
 
-    These are large files and git objects of deleted branches, and of uploads without a commit. Servers of ROOT may run
+    Frees large files and git objects of deleted branches, and of uploads without a commit. Servers of ROOT may run
     meanwhile.
 
     \b

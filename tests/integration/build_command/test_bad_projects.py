@@ -313,6 +313,6 @@ def test_a_cache_path_that_nvcc_would_split_is_refused(project: Path, kernel_bui
 
 
 def test_debugging_and_a_required_sandbox_exclude_each_other(project: Path, kernel_builder: Run) -> None:
-    expected = (ToolchainError, "--sandbox", "runs nothing in a sandbox", "leave out")
+    expected = (ToolchainError, "--sandbox", "runs nothing in a sandbox", "remove one")
     options = (*FOR_CPU, "--sandbox", "require")
     kernel_builder.refuse(project, *options, expected=expected, KERNEL_BUILDER_DEBUG="keep")

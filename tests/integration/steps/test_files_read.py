@@ -112,7 +112,7 @@ def test_a_build_does_not_ask_for_headers_of_other_packages(copy_project: Callab
         if header not in name:
             planned(directory, CPU)
             continue
-        with pytest.raises(ConfigError, match=f"asks by __has_include for /usr/include/{header}, which neither"):
+        with pytest.raises(ConfigError, match=f"tests with __has_include for /usr/include/{header}, which neither"):
             planned(directory, CPU)
     name, _ = header.split(".")
     for text in (
@@ -125,10 +125,10 @@ def test_a_build_does_not_ask_for_headers_of_other_packages(copy_project: Callab
         f"#if 0\n' /*\n#endif\n#if __has_include(<{header}>) // */",
     ):
         source.write_text(f"{text}\n#endif\n{before}")
-        with pytest.raises(ConfigError, match=r"asks by __has_include for .*, which (no|neither)"):
+        with pytest.raises(ConfigError, match=r"tests with __has_include for .*, which (no|neither)"):
             planned(directory, CPU)
     source.write_text(f'#if __has_embed("../../x.h")\n#endif\n{before}')
-    with pytest.raises(ConfigError, match=r"asks by __has_include for ../../x.h, which neither"):
+    with pytest.raises(ConfigError, match=r"tests with __has_include for ../../x.h, which neither"):
         planned(directory, CPU)
 
 

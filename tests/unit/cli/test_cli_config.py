@@ -61,7 +61,7 @@ def test_check_config_of_several_ends_in_one_table(several: list[Path]) -> None:
 def test_what_does_not_exist_is_a_mistake(several: list[Path]) -> None:
     for command in ("check-config", "list-variants", "update-build"):
         expect(2, "no-such-directory", command, several[1], several[1].parent / "no-such-directory")
-        expect(2, "is a file, and a project is", command, several[0])
+        expect(2, "is a file; expected a directory", command, several[0])
 
 
 @pytest.mark.parametrize(
@@ -144,9 +144,9 @@ def test_check_config_judges_flags_as_a_build_does(tmp_path: Path) -> None:
     notice = "[kernel.demo_cuda] is for cuda, which is not in [general] backends: it is not built"
     assert notice in invoke("check-config", home).stderr
     for flag, reason in (
-        ("-ObjC++", "chooses a language"),
+        ("-ObjC++", "chooses the language"),
         ("-I/opt/x", "outside of the project"),
-        ("-shared", "the link"),
+        ("-shared", "a linker option"),
     ):
         expect(2, reason, "check-config", project(tmp_path / "b", f'{text}cxx-flags = ["{flag}"]\n'))
     several = invoke("check-config", home, tmp_path / "b")

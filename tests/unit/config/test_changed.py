@@ -79,7 +79,7 @@ def test_errors_name_the_repository_and_what_to_do(repository: Path, tmp_path: P
     assert "git fetch --unshallow" in str(caught.value.hint)
     with pytest.raises(ConfigError, match="--shared no-such-file: does not exist"):
         touched([repository / "one"], "HEAD^1", [Path("no-such-file")])
-    with pytest.raises(ConfigError, match=r"\*: there is no directory"):
+    with pytest.raises(ConfigError, match=r"\*: does not exist"):
         touched([repository / "*"], "HEAD^1")
     (tmp_path / "alone").mkdir()
     with pytest.raises(ConfigError, match="alone: git knows"):

@@ -74,7 +74,7 @@ def test_the_scan_takes_linear_time(tmp_path: Path, part: str) -> None:
 @pytest.mark.parametrize("text", INCLUDES["assembler"])
 def test_files_of_the_assembler_are_refused(project: Path, text: str) -> None:
     (project / "lib/two.h").write_text(text)
-    with pytest.raises(ConfigError, match=f"^{project}/lib/two.h: reads a file by the assembler"):
+    with pytest.raises(ConfigError, match=f"^{project}/lib/two.h: reads a file with the assembler"):
         scan(project, "a.cpp")
     (project / "lib/two.h").write_text("// .incbin\nint a = options.include;\n")
     assert "lib/two.h" in names(scan(project, "a.cpp"))

@@ -60,8 +60,8 @@ def report(
     probability that one of k attempts is right, speedup@k the expected speed of the best of k. A wrong or slow kernel
     counts as 1.0: the reference is used in its place. A search that still runs can be reported, too.
 
-    With --judge-again, the exit status is 1 if a second verdict is another word, or if the intervals of the speeds do
-    not overlap. It is 2 if a file of DIR is not a result, and left out.
+    With --judge-again, the exit status is 1 if a second verdict differs, or if the intervals of the speeds do not
+    overlap. It is 2 if a file of DIR is not a result; such files are skipped.
 
     \b
     kernel-builder report search-softmax --out site

@@ -72,7 +72,7 @@ STRICTER = [
     *((cases["message"], text) for cases in CASES["stricter"].values() for text in texts(cases)),
     (r"there is no (file|directory) ", kernel("cpu", src=f'["{"a" * 5000}"]')),
     *(
-        (r"lists (cuda|rocm), and no \[kernel.<name>\] is for it", text)
+        (r"lists (cuda|rocm), but no \[kernel.<name>\] is for it", text)
         for text in (
             general().replace(CUDA, ""),
             torch('stable-abi = {rocm = "2.10"}').replace('"cuda"]', '"cuda", "rocm"]'),

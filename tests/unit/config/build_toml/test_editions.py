@@ -55,7 +55,7 @@ def test_edition_6_is_read(home: Path, text: str) -> None:
     ("text", "where", "message"),
     [
         (general(edition="7"), "[general] edition", "this is edition 7; expected edition 6"),
-        (general(edition="6"), "[kernel.c] backend", "edition 6 has `language`"),
+        (general(edition="6"), "[kernel.c] backend", "edition 6 uses `language`"),
         *(
             (in_edition_6(general(upstream=f'["https://github.com/o/r", {url}]')), "[general] upstream", message)
             for url, message in (("1", "expected a string"), ('"ftp://github.com/o/r"', "is not the URL"))
@@ -81,9 +81,9 @@ def test_files_that_both_reject_in_edition_5_are_rejected(home: Path, text: str)
 @pytest.mark.parametrize(
     ("text", "where", "message"),
     [
-        (general(upstream=UPSTREAMS), "[general] upstream", "of edition 6"),
+        (general(upstream=UPSTREAMS), "[general] upstream", "needs edition 6"),
         (framework("[tvm-ffi]"), "[tvm-ffi] src", "optional since edition 6"),
-        (kernel("cpu").replace('backend = "cpu"', 'language = "rust-cpu"'), "[kernel.c] language", "of edition 6"),
+        (kernel("cpu").replace('backend = "cpu"', 'language = "rust-cpu"'), "[kernel.c] language", "needs edition 6"),
     ],
 )
 def test_values_of_edition_6_in_an_older_file_name_the_release(home: Path, text: str, where: str, message: str) -> None:
