@@ -51,10 +51,9 @@ def derivatives(function, tensors, directions, weights, traced):
     with forward_ad.dual_level():
         duals = results(*map(forward_ad.make_dual, tensors, directions))
         dual = [part for result in duals for part in forward_ad.unpack_dual(result)]
-    primals, tangents = torch.func.jvp(results, tuple(tensors), directions)
     ways = {
         "forward_ad": dual,
-        "jvp": (*primals, *tangents),
+        "jvp": sum(torch.func.jvp(results, tuple(tensors), directions), ()),
         "grad": gradient(*tensors),
         "vmap": torch.func.vmap(results)(*repeated),
         "vmap of grad": torch.func.vmap(gradient)(*repeated),

@@ -234,16 +234,14 @@ def test_a_python_only_project_is_tested_with_its_dependencies(
     project = Path(shutil.copytree(PROJECTS / "python-only", kernels.root / "three"))
     loads = f'kernel-depends = [{{ repo-id = "{OWNER}/one", version = 1 }}]\n\n[torch-noarch]'
     replace(project / "build.toml", "[torch-noarch]", loads)
-    write_files(
-        project, {"tests/test_load.py": SOURCES["test_of_a_kernel"].replace("project,", "project.parent / 'one',")}
-    )
+    loading = SOURCES["test_of_a_kernel"].replace("local_kernel(project,", "local_kernel(project.parent / 'one',")
+    write_files(project, {"tests/test_load.py": loading})
     commit(kernels.root, "three/CARD.md", "three")
     rehearsal = kernels.workflow("build-kernels.yml", "push", "publish")
     selected = rehearsal.job("select")
     (part,) = json.loads(selected["tests"])["include"]
-    assert (
-        (part["project"], part["dependencies"]) == (selected["projects"], selected["dependencies"]) == ("three", "one")
-    )
+    assert part["project"] == selected["projects"] == "three"
+    assert part["dependencies"] == selected["dependencies"] == "one"
     rehearsal.job("build", part)
     rehearsal.job("collect")
     rehearsal.job("test", part)

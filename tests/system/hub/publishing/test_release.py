@@ -47,9 +47,8 @@ def test_workflows_are_safe() -> None:
 
 
 def test_a_change_of_the_builder_builds_the_kernels() -> None:
-    shared = yaml.safe_load((WORKFLOWS[0].parent / "kernels.yml").read_text())["jobs"]["kernels"]["with"][
-        "shared"
-    ].split()
+    kernels = yaml.safe_load((WORKFLOWS[0].parent / "kernels.yml").read_text())["jobs"]["kernels"]
+    shared = kernels["with"]["shared"].split()
     (names,) = re.findall(r"install \. \./packages/kernel-\{(.*?)\}", ACTIONS[0].read_text())
     packages = [ROOT / f"packages/kernel-{name}" for name in names.split(",")]
     parts = [*ACTIONS, ROOT / "pyproject.toml", *packages, *(ROOT / "kernel_builder").iterdir()]
@@ -187,6 +186,14 @@ def test_the_gpu_job_rehearsed_without_a_gpu(tmp_path: Path) -> None:
     results = json.loads((checkout / "benchmark-results" / "relu.json").read_text())
     assert results["kernel"] == "relu"
     assert results["rows"]
+
+
+def test_a_publication_passes_its_inputs_on() -> None:
+    workflows = {file.name: yaml.safe_load(file.read_text()) for file in WORKFLOWS}
+    publish = workflows["publish-kernels.yml"]
+    for name, file in (("build", "build-kernels.yml"), ("gpu", "gpu.yml")):
+        called, given = (workflow[True]["workflow_call"]["inputs"].keys() for workflow in (workflows[file], publish))
+        assert called & given <= publish["jobs"][name]["with"].keys()
 
 
 def test_kernels_are_published_after_their_dependencies() -> None:
