@@ -38,7 +38,12 @@
           inherit (outputs.packages.${system}) build-and-upload bundle kernel-builder redistributable;
           single = variant: { name = "${name}-${variant}"; value = redistributable.${variant}; };
         in { inherit build-and-upload kernel-builder; ${name} = bundle; } // listToAttrs (map single bundle.variants)));
-      devShells = each (system: name: outputs: removeAttrs outputs.devShells.${system} [ "test" "testShells" ]);
+      # A kernel's shells have its name; the others are of the last kernel.
+      devShells = each (system: name: outputs:
+        let
+          shells = removeAttrs outputs.devShells.${system} [ "devShells" "test" "testShells" ];
+          own = shell: { name = if shell == "default" then name else "${name}-${shell}"; value = shells.${shell}; };
+        in shells // listToAttrs (map own (attrNames shells)));
       checks = each (system: name: outputs: outputs.checks.${system});
     };
 }

@@ -264,7 +264,7 @@ def check_python_imports(package: CheckedPackage) -> Iterator[Finding]:
     own, sources = _python_name(package), sources_of(package)
     # Top-level modules and packages.
     modules = {source.name.partition("/")[0].removesuffix(".py") for source in sources} | {own}
-    allowed = always_present() | _dependency_modules(package) | sys.stdlib_module_names
+    allowed = always_present() | _dependency_modules(package) | sys.stdlib_module_names | {"compression", "tomllib"}
     executed = executed_files(sources, own)
     for source in sources:
         reported: set[tuple[str, bool]] = set()

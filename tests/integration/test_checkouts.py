@@ -196,16 +196,8 @@ def test_only_sources_and_texts_are_published_if_git_does_not_track_the_project(
 ) -> None:
     kernel = repository / "kernel"
     write_files(kernel, {".gitignore": "secret*\n/data/\n", "sub/.gitignore": "key.toml\n"})
-    ignored = (
-        "secret.txt",
-        "secret.py",
-        "data/x.py",
-        "sub/key.toml",
-        "venv/pyvenv.cfg",
-        "venv/lib/x.py",
-        "weights.bin",
-    )
-    write_files(kernel, dict.fromkeys((*ignored, "csrc/b.cu"), "x"))
+    hidden = ("secret.txt", "secret.py", "data/x.py", "sub/key.toml", "venv/pyvenv.cfg", "venv/lib/x.py", "weights.bin")
+    write_files(kernel, dict.fromkeys((*hidden, "csrc/b.cu"), "x"))
     if case == "refused-by-git":  # as the repository of another user
         (repository / ".git/HEAD").write_text("?")
     else:

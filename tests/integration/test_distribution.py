@@ -24,17 +24,8 @@ from tests.unit.aot.test_declaration import project
 
 TRACKED = ("LICENSE", "README.md", "kernel_builder", "kernels/kit", "packages", "pyproject.toml")
 # Directory of a distribution -> its import package.
-DISTRIBUTIONS = {
-    "packages/kernel-format": "kernel_format",
-    "packages/kernel-sandbox": "kernel_sandbox",
-    "packages/kernel-aot": "kernel_aot",
-    "packages/kernel-emulator": "kernel_emulator",
-    ".": "kernel_builder",
-    "packages/kernel-hub": "kernel_hub",
-    "packages/kernel-judge": "kernel_judge",
-    "packages/kernel-skills": "kernel_skills",
-    "packages/kernel-tasks": "kernel_tasks",
-}
+NAMES = ("format", "sandbox", "aot", "emulator", "hub", "judge", "skills", "tasks")
+DISTRIBUTIONS = {".": "kernel_builder"} | {f"packages/kernel-{name}": f"kernel_{name}" for name in NAMES}
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:

@@ -71,11 +71,11 @@ def test_a_flood_of_pages_keeps_no_token_waiting(hub: RunningHub) -> None:
 
 
 def test_times_do_not_reveal_private_repositories(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
-    """250 requests for each of 16 names: the order of the medians is by chance."""
+    """250 requests for each of 32 names: the order of the medians is by chance. Three times, 12 of 16 are not."""
     token = tokens.add(tmp_path / "tokens.json", "owner", read=(), write=("*",))
     hub = start_hub("--token-file", str(tmp_path / "tokens.json"))
-    names = [f"k{number}" for number in random.sample(range(10**8, 10**9), 16)]
-    private = names[:8]
+    names = [f"k{number}" for number in random.sample(range(10**8, 10**9), 32)]
+    private = names[:16]
     for name in private:
         hub.api(token).create_repo(f"org/{name}", repo_type="kernel", private=True)
     connection = http.client.HTTPConnection(urlsplit(hub.url).netloc)
@@ -86,13 +86,14 @@ def test_times_do_not_reveal_private_repositories(start_hub: Callable[..., Runni
         connection.getresponse().read()
         return time.perf_counter() - began
 
-    right = []
-    for start, end in (("/api/kernels", ""), ("/kernels", "/resolve/main/x")):
+    def guessed(start: str, end: str) -> int:
         times: dict[str, list[float]] = {name: [] for name in names}
         for _ in range(250):
-            for name in random.sample(names, 16):
+            for name in random.sample(names, 32):
                 times[name].append(seconds(f"{start}/org/{name}{end}"))
-        slowest = sorted(names, key=lambda name: statistics.median(times[name]))[8:]
+        slowest = sorted(names, key=lambda name: statistics.median(times[name]))[16:]
         hits = len({*slowest} & {*private})
-        right.append(2 * max(hits, 8 - hits))
-    assert statistics.median(right) <= 12, right
+        return max(hits, 16 - hits)
+
+    for route in (("/api/kernels", ""), ("/kernels", "/resolve/main/x")):
+        assert any(guessed(*route) < 12 for _ in range(3)), route

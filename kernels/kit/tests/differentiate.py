@@ -43,26 +43,22 @@ def derivatives(function, tensors, directions, weights, traced):
 
     gradient = torch.func.grad(loss, indexes)
 
-    def loss_of_gradient(*tensors):
-        return _sum(gradient(*tensors), directions)
-
     def eager_gradients(leaves):
         first = torch.autograd.grad(loss(*leaves), leaves, create_graph=True)
         second = torch.autograd.grad(_sum(first, directions), leaves, allow_unused=True, materialize_grads=True)
         return (*first, *second)
 
     with forward_ad.dual_level():
-        duals = [forward_ad.make_dual(*pair) for pair in zip(tensors, directions)]
-        dual = [part for result in results(*duals) for part in forward_ad.unpack_dual(result)]
-    primals, tangents = torch.func.jvp(results, tuple(tensors), directions)
+        duals = results(*map(forward_ad.make_dual, tensors, directions))
+        dual = [part for result in duals for part in forward_ad.unpack_dual(result)]
     ways = {
         "forward_ad": dual,
-        "jvp": (*primals, *tangents),
+        "jvp": sum(torch.func.jvp(results, tuple(tensors), directions), ()),
         "grad": gradient(*tensors),
         "vmap": torch.func.vmap(results)(*repeated),
         "vmap of grad": torch.func.vmap(gradient)(*repeated),
         "jvp of grad": torch.func.jvp(gradient, tuple(tensors), directions)[1],
-        "grad of grad": torch.func.grad(loss_of_gradient, indexes)(*tensors),
+        "grad of grad": torch.func.grad(lambda *tensors: _sum(gradient(*tensors), directions), indexes)(*tensors),
         "second backward": eager_gradients([tensor.detach().requires_grad_() for tensor in tensors]),
     }
     if traced:

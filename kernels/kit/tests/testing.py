@@ -55,8 +55,8 @@ def assert_as_good(actual, reference, expected, factor=1.1):
 
 def units_apart(a, b):
     """Return the distance between two 16-bit tensors, in representable numbers."""
-    a, b = (torch.where(t < 0, -(t & 0x7FFF), t) for t in (a.view(torch.int16).int(), b.view(torch.int16).int()))
-    return (a - b).abs()
+    bits = torch.stack((a, b)).view(torch.int16).int()
+    return torch.where(bits < 0, -(bits & 0x7FFF), bits).diff(dim=0)[0].abs()
 
 
 def views(width, dtype):
@@ -157,7 +157,7 @@ def assert_replays(step, x):
 
 
 def assert_compiles(function, inputs_of, backend="aot_eager"):
-    """Assert that a function of `inputs_of(batch)` is compiled once, and then has its own results and gradients."""
+    """Assert that a compiled function gives the function's results and gradients, without another compilation."""
     torch._dynamo.reset()
     compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=backend)
     for batch in (4, 9):

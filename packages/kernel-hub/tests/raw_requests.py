@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -73,18 +73,25 @@ async def ask(
     token: str = "",
     *,
     address: str = "192.0.2.1",
-    body: bytes = b"",
+    body: bytes | Sequence[tuple[float, int]] = b"",
     headers: Mapping[str, str] = {},
     read: Callable[[bytes], Awaitable[None]] | None = None,
 ) -> None:
-    """Send a GET request, or a POST request with a body, which has to succeed or find nothing."""
+    """Send a GET request, or a POST request with a body, which has to succeed or find nothing.
+
+    Args:
+        body: The whole body, or the seconds before each of its parts and their sizes, the last of which is 0.
+    """
     sent = {"host": "localhost", **headers, **({"authorization": f"Bearer {token}"} if token else {})}
     scope: dict[str, Any] = {"type": "http", "method": "POST" if body else "GET", "path": path, "query_string": b""}
-    messages = iter([{"type": "http.request", "body": body}])
+    parts = iter(
+        [(0, body, False)] if isinstance(body, bytes) else [(wait, bytes(size), size > 0) for wait, size in body]
+    )
 
     async def receive() -> Message:
-        for message in messages:
-            return message
+        for wait, part, more in parts:
+            await anyio.sleep(wait)
+            return {"type": "http.request", "body": part, "more_body": more}
         return await anyio.sleep_forever()
 
     async def send(message: Message) -> None:

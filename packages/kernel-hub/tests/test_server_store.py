@@ -26,6 +26,7 @@ from kernel_hub.hub_service import Hub
 from kernel_hub.maintenance import collect, find_defects
 from kernel_hub.settings import Settings
 from tests.support.cli import expect
+from tests.support.git import git
 from tests.support.places import SOURCES
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, write_kernel
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.attack
 
 def test_nothing_is_lost_beside_git_gc(hub: RunningHub, api: HfApi) -> None:
     """Commit to two branches while git packs refs and objects; every acknowledged commit is in the history."""
-    git = ["git", "-C", str(hub.root / "repositories" / f"{KERNEL}.git")]
+    repository = hub.root / "repositories" / f"{KERNEL}.git"
     acknowledged: dict[str, list[str]] = {"a": [], "b": []}
     statuses: list[int] = []
     stop = threading.Event()
@@ -54,7 +55,7 @@ def test_nothing_is_lost_beside_git_gc(hub: RunningHub, api: HfApi) -> None:
 
     def packs(*command: str) -> None:
         while not stop.is_set():
-            subprocess.run([*git, *command], capture_output=True, check=False)
+            subprocess.run(["git", "-C", repository, *command], capture_output=True, check=False)
 
     def repairs() -> None:
         while not stop.is_set():
@@ -71,8 +72,7 @@ def test_nothing_is_lost_beside_git_gc(hub: RunningHub, api: HfApi) -> None:
         job.result()
     assert set(statuses) == {200}
     for branch, expected in acknowledged.items():
-        history = subprocess.run([*git, "rev-list", branch], capture_output=True, text=True, check=True).stdout
-        assert len(expected) > 5 and set(expected) <= set(history.split())
+        assert len(expected) > 5 and set(expected) <= set(git(repository, "rev-list", branch).split())
 
 
 def test_check_repairs_traces_of_crashes_and_reports_damage(hub: RunningHub, tmp_path: Path) -> None:
@@ -199,11 +199,6 @@ def test_every_change_on_a_full_disk_is_refused_with_the_reason(
         assert requests.request(method, url, headers=TOKEN, **options).ok, url
 
 
-def git(hub: RunningHub, repo_id: str, *command: str) -> str:
-    where = ["git", "-c", "safe.directory=*", "-C", str(hub.root / f"repositories/{repo_id}.git")]
-    return subprocess.run([*where, *command], capture_output=True, text=True, check=True).stdout
-
-
 def stored(hub: RunningHub) -> set[str]:
     return {path.name for path in (hub.root / "large").rglob("*") if path.is_file()}
 
@@ -250,7 +245,7 @@ def test_gc_frees_unreferenced_files(hub: RunningHub, tmp_path: Path) -> None:
     assert not list(find_defects(Hub(Settings(hub.root))))
     for repo_id, name in (("a/one", "kept"), ("b/two", "shared")):
         assert api.hf_hub_download(repo_id, f"build/{name}", repo_type="kernel", cache_dir=tmp_path / "cache")
-        git(hub, repo_id, "fsck", "--strict")
+        git(hub.root / f"repositories/{repo_id}.git", "fsck", "--strict")
     sizes = [item.bytes for item in Hub(Settings(hub.root)).index.page(None, count=9)]
     assert all(1_200_000 < size < 1_300_000 for size in sizes), sizes
 

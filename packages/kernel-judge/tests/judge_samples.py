@@ -55,10 +55,8 @@ class Sample(NamedTuple):
         state = STATES.get(self.task, "") if self.state is None else self.state
         text = f"import torch\n{textwrap.dedent(self.head)}\n"
         if self.forward:
-            text += (
-                "\nclass ModelNew(torch.nn.Module):\n    def __init__(self, columns=80):\n        super().__init__()\n"
-            )
-            text += textwrap.indent(f"{state}\n", 8 * " ") + "\n    def forward(self, x, y=None):\n"
+            text += "\nclass ModelNew(torch.nn.Module):\n    def __init__(self, columns=80):\n"
+            text += textwrap.indent(f"super().__init__()\n{state}\n", 8 * " ") + "\n    def forward(self, x, y=None):\n"
             text += textwrap.indent(textwrap.dedent(self.forward), 8 * " ")
         file = directory / "candidate.py"
         file.write_text(text)

@@ -38,11 +38,9 @@ def main(kind: str) -> None:
     has_skill = Path("context/skill/SKILL.md").is_file()
     attempt = int(Path.cwd().parts[-3])  # attempts/0001/1/workspace
     every_second = attempt // 2 % 2 == 0
-    is_right = {"helped": has_skill or every_second, "same": every_second, "harmed": not has_skill, "faster": True}[
-        kind
-    ]
+    right = {"helped": has_skill or every_second, "same": every_second, "harmed": not has_skill, "faster": True}
     speed = (2.0 if has_skill and kind in ("helped", "faster") else 1.2) * (1 + attempt % 7 / 100)
-    Path("candidate.py").write_text(f"# right {speed:.4f}\n" if is_right else f"# wrong\n# {attempt}\n")
+    Path("candidate.py").write_text(f"# right {speed:.4f}\n" if right[kind] else f"# wrong\n# {attempt}\n")
 
 
 if __name__ == "__main__":

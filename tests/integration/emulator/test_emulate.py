@@ -22,7 +22,7 @@ from tests.support.places import ROOT
 Emulate = Callable[..., tuple[int, str]]
 # Kernel -> its tests that take a few seconds: forward, backward, sums over rows, all dtypes, rows of odd lengths.
 KERNELS = {
-    "adaln": "(test_added_forward or test_backward) and ([17- or [1000-)",
+    "adaln": "(test_forward or test_sums or test_backward) and ([17- or [1000-)",
     "geglu": "test_strides or test_not_finite or test_subnormal or (test_accuracy and [shape3-)",
     "rmsnorm": "((test_norm or test_norm_of_sum) and ([shape1- or [shape4-)) or test_results_are_equal_to_the_bit",
     "rope3d": "(test_heads and [5-1-80-) or (test_grid and [False-10-) or (test_layouts and [0-token-False-10-)",
@@ -50,9 +50,10 @@ def emulated(capfd: pytest.CaptureFixture[str]) -> Emulate:
     ],
 )
 def test_kernels_pass_their_tests(emulated: Emulate, kernel: str, warp_size: str) -> None:
-    tests = ["-q", "-k", KERNELS[kernel]]
+    tests = ["-v", "-k", KERNELS[kernel]]
     status, output = emulated(ROOT / "kernels" / kernel, "--warp-size", warp_size, "--", *tests)
     assert status == 0 and " passed" in output, output
+    assert all(f"::{name}[" in output for name in re.findall(r"test_\w+", KERNELS[kernel])), output
 
 
 def test_a_new_project_passes_its_tests_until_it_has_a_fault(emulated: Emulate, tmp_path: Path) -> None:

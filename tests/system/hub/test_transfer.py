@@ -126,8 +126,9 @@ def test_an_import_may_be_killed_and_run_twice_at_once(pair: tuple[RunningHub, R
     places = ["--from", outside.url, "--endpoint", inside.url]
     command = [sys.executable, "-m", "kernel_builder", "hub", "import", "kernels-community", *places]
     for request in ("/preupload/", "/commit/"):  # the kill is in the middle of a branch, or after the first
+        before = inside.log.read_text().count(request)
         with subprocess.Popen(command, env=inside.environment, stderr=subprocess.DEVNULL) as process:
-            assert wait_for(lambda request=request: request in inside.log.read_text(), 60)
+            assert wait_for(lambda old=before, request=request: inside.log.read_text().count(request) > old, 60)
             process.kill()
     both = [subprocess.Popen(command, env=inside.environment) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]

@@ -76,6 +76,9 @@ def test_cpu_tests_pass_on_the_built_packages(nix: Nix, scale: Path) -> None:
     replace(scale / "tests/test_scale.py", "[0, 0, 0]", "[1, 1, 1]")
     done = nix.run(scale, "build", check, "--no-link", "--print-build-logs", ok=False)
     assert "1 failed, 1 passed" in done.stderr
+    (scale / "tests/test_scale.py").write_text("import pytest\n\npytest.skip('no GPU', allow_module_level=True)\n")
+    done = nix.run(scale, "build", check, "--no-link", "--print-build-logs", ok=False)
+    assert "every test of stable-scale was skipped" in done.stderr
 
 
 def test_a_change_rebuilds_only_its_packages(nix: Nix, flake: Path, scale: Path, tmp_path: Path) -> None:

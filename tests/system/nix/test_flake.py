@@ -79,7 +79,7 @@ def test_all_outputs_evaluate(nix: Nix, flake: Path, system: str) -> None:
     cpu, cuda = (name.replace("x86_64-linux", system) for name in (CPU, CUDA))
     for outputs, needed in {
         "packages": {f"rmsnorm-{cpu}", "rope3d", "blocks", "kernel-builder", "build-and-upload"},
-        "devShells": {cuda, "default"},
+        "devShells": {cuda, "default", "rmsnorm", f"rmsnorm-{cuda}"},
         "checks": {"rmsnorm", "rmsnorm-cpu-tests"},
     }.items():
         apply = "builtins.mapAttrs (_: value: value.drvPath)"

@@ -63,15 +63,7 @@ def test_both_kinds_of_variants_are_offered_and_the_code_follows_the_table(tmp_p
     assert "def scale(x: torch.Tensor, factor: float=2.0, flag: bool=False) -> torch.Tensor:" in module
 
 
-@pytest.mark.parametrize(
-    ("declared", "code"),
-    [
-        ("config = [{ BLOCK = 1024 }]", "if (aot::next_power_of_2(aot::numel(x)) == 1024) {"),
-        ('config = [{ BLOCK = 1024, when = "n < 1000" }]', "if (n < 1000) {"),
-        ("constants = { BLOCK = 1024 }", 'aot::require(aot::next_power_of_2(aot::numel(x)) == 1024, "'),
-        ("constants = { FLAG = true }\nconfig = [{ BLOCK = 64 }]", 'aot::require(flag == true, "'),
-    ],
-)
+@pytest.mark.parametrize(("declared", "code"), MISTAKES["compiled"])
 def test_compiled_values_are_those_of_the_launch_function(tmp_path: Path, declared: str, code: str) -> None:
     """A kernel with a smaller block, for example, would leave out the remainder of a row."""
     kernels = KERNELS.replace("BLOCK=1024", "BLOCK=triton.next_power_of_2(x.numel())")
@@ -160,42 +152,13 @@ def test_only_python_projects_for_cuda_have_binaries(tmp_path: Path) -> None:
         read_project(made.root)
 
 
-@pytest.mark.parametrize(
-    ("text", "cpp", "kind"),
-    [
-        ("n", "n", "int"),
-        ("x.shape[-1] // 8 % n", "aot::modulo(aot::floor_div(aot::size(x, -1), 8), n)", "int"),
-        ("cdiv(x.numel(), n) * 2 - 1", "(aot::cdiv(aot::numel(x), n) * 2) - 1", "int"),
-        ("1 < n <= 8 and not flag", "(1 < n && n <= 8) && !flag", "bool"),
-        ("x.size(0) if flag else 65536", "flag ? aot::size(x, 0) : 65536", "int"),
-        ("65536 * 65536 * 4", "(int64_t{65536} * 65536) * 4", "int"),
-        ("(n or 16) * 2", "(n ? n : 16) * 2", "int"),
-        ("n and 8 and m", "n ? (8 ? m : 8) : n", "int"),
-        ("not (n and flag)", "!(n && flag)", "bool"),
-        ("-(-n)", "-(-n)", "int"),
-        ("-flag", "-int64_t{flag}", "int"),
-        ("x.dtype == float16", "aot::dtype(x) == aot::dtype_float16()", "bool"),
-        ("(n + 1) * (n - 1)", "(n + 1) * (n - 1)", "int"),
-    ],
-)
+@pytest.mark.parametrize(("text", "cpp", "kind"), MISTAKES["translated"])
 def test_expressions_have_the_same_meaning_in_cpp(text: str, cpp: str, kind: str) -> None:
     made = expressions.translate(text, SCOPE, "aot.toml")
     assert (made.cpp, made.kind, made.python) == (cpp, kind, text)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("1 if flag else 0.5", "has values of the kinds int and float"),
-        ("n or flag", "has values of the kinds int and bool"),
-        ("x.dtype == n", "has values of the kinds dtype and int"),
-        ("x if flag else y", "has values of the kinds Tensor"),
-        ("not x", "`x` is a Tensor; expected a number"),
-        ("max(flag, n)", "`flag` is a bool; expected an integer"),
-        ("9223372036854775808", "is not part of an expression"),
-        ("1e999", "is not part of an expression"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), MISTAKES["expression"])
 def test_expressions_of_other_meaning_in_cpp_are_an_error(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         expressions.translate(text, SCOPE, "aot.toml")

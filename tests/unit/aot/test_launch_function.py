@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import textwrap
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,7 +14,6 @@ from kernel_builder import toml_file
 from kernel_format.errors import ConfigError
 from tests.support.places import SOURCES
 
-LOADED = "which stores through a pointer that is not computed of its arguments"
 MISTAKES = toml_file.read(Path(__file__).with_name("mistakes.toml"))
 KERNEL = SOURCES["launched_kernel"]
 
@@ -38,42 +38,13 @@ def test_other_constructs_are_named_with_their_line(tmp_path, mistake):
     assert re.search("schema, outputs, arguments, grid in .op.launch.|tl.make_tensor_descriptor", error.value.hint)
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        ("launch(x)", "launch parameter x has no annotation; expected torch.Tensor, int, float or bool"),
-        ("launch(x: torch.Tensor | None)", "launch parameter x has the annotation torch.Tensor | None"),
-        ("launch(*tensors)", "launch has parameters *args, **kwargs or positional-only ones"),
-        ("lunch()", "has no function launch, which"),
-    ],
-)
+@pytest.mark.parametrize(("function", "message"), MISTAKES["parameters"])
 def test_the_function_has_parameters_of_schemas(tmp_path, function, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         read(tmp_path, f"def {function}:\n    pass")
 
 
-@pytest.mark.parametrize(
-    ("body", "schema"),
-    [
-        ("tl.store(pointer=x + 1, value=1)", "(Tensor(a!) x, Tensor y, int n) -> ()"),
-        ("p: tl.tensor = x + 1; tl.store(p, 1)", "(Tensor(a!) x, Tensor y, int n) -> ()"),
-        ("tl.load((p := x + 1)); tl.store(p, 1)", "(Tensor(a!) x, Tensor y, int n) -> ()"),
-        ("for p in (x, x + 1): tl.store(p, 1)", "(Tensor(a!) x, Tensor y, int n) -> ()"),
-        ("d = tl.make_tensor_descriptor(x); d.store(offsets=[0], value=1)", "(Tensor(a!) x, Tensor y, int n) -> ()"),
-        ("count(*(1, x))", "(Tensor(a!) x, Tensor y, int n) -> ()"),
-        ("tl.store(y, rsqrt(tl.load(y).to(x.dtype.element_ty)))", "(Tensor x, Tensor(a!) y, int n) -> ()"),
-        ("tl.store(x + tl.load(y), 1)", "(Tensor(a!) x, Tensor y, int n) -> ()"),
-        ("tl.store(tl.load(x).to(y.dtype) + tl.arange(0, N), 1)", LOADED),
-        ("p = tl.load(x); p += n; tl.store(p, 1); tl.store(y, 1)", LOADED),
-        ("tl.atomic_add(pointer=tl.cast(n, y.dtype), val=1)", LOADED),
-        ("count(1, loaded(x))", LOADED),
-        ("tl.device_assert(tl.load(tl.load(x)) > 0)", "(Tensor x, Tensor y, int n) -> ()"),
-        ("tl.store(z, 1) if z else None", "(Tensor x, Tensor y, int n) -> ()"),
-        ("write_tile(x + 1, y.dtype)", "through x by functions of other modules: write_tile"),
-        ("helpers.store_tile(1, x)", "through x by functions of other modules: helpers.store_tile"),
-        ("tl.inline_asm_elementwise('st', args=[x])", "through x by functions of other modules: tl.inline_asm_element"),
-    ],
-)
+@pytest.mark.parametrize(("body", "schema"), MISTAKES["stores"])
 def test_no_store_is_overlooked(tmp_path, body, schema):
     """Torch may remove calls of an op that mutates nothing, and a function of another module may store."""
     source = (
@@ -98,7 +69,7 @@ CALLS = "\n@triton.jit\ndef f{0}(x_ptr):\n    f{1}(x_ptr)\n    f{1}(x_ptr)\n"
         (CALLS.format(0, 1) + CALLS.format(1, 0), None),
         ("".join(CALLS.format(number, number + 1) for number in range(2000)), "is too complex"),
         (f"{WIDE}def f12({P}): tl.store(p0, 1)", "stores through more than 1000 pointers"),
-        (f"N = {'1+' * 20_000}1", "is not Python"),
+        (f"N = {'1+' * 20_000}1", "is not Python" if sys.version_info >= (3, 11) else None),
         (f"def op(x: torch.Tensor, n: int = 0x{'f' * 6000}) -> None:\n    f0[(1,)](x)\n", "is too complex"),
     ],
 )

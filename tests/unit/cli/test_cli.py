@@ -58,8 +58,8 @@ def test_errors_are_text_or_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "hint: " in printed.stderr
     monkeypatch.setattr(sys, "argv", ["kernel-builder", *command, "--json"])
     answer = json.loads(invoke(*command, "--json").stdout)
-    assert answer["error"] == "ConfigError"
-    assert answer["where"] and answer["hint"]
+    assert (answer["error"], answer["where"]) == ("ConfigError", str(tmp_path / "build.toml"))
+    assert "there is no such file" in answer["message"] and "init" in answer["hint"]
 
 
 class Terminal(io.StringIO):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import struct
-import time
 from functools import partial
 from pathlib import Path
 
@@ -94,10 +93,8 @@ def test_the_time_of_checks_is_linear(tmp_path: Path) -> None:
 
 
 def test_the_signature_of_a_function_is_found_in_linear_time() -> None:
-    began = time.process_time()
-    source = f"// {'a' * 20_000}\n#include <torch/all.h>\nvoid scale(torch::Tensor& x) {{}}\n"
+    source = f"// {'a' * 1_000_000}\n#include <torch/all.h>\nvoid scale(torch::Tensor& x) {{}}\n"
     assert inline_project.files("o/scale", source, ["scale"], stem="a", for_authors=True)
-    assert time.process_time() - began < 2
 
 
 def test_a_symbol_whose_declaration_grows_exponentially_stays_mangled() -> None:

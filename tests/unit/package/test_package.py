@@ -81,15 +81,10 @@ def test_each_package_is_old_or_new_whenever_a_build_is_killed(tmp_path: Path) -
 
 
 def test_metadata_of_other_tools_is_read_as_far_as_possible() -> None:
-    hostile = {
-        "id": 3,
-        "name": "demo-kernel",
-        "version": True,
-        "python-depends": "einops",
-        "backend": {"type": "cuda", "archs": ["9.0", 7]},
-        "provenance": {"kernel": {"commit": "\x1b[2J", "dirty": 1}, "kernel-builder": []},
-    }
-    read = PackageMetadata.from_json(json.dumps(hostile))
+    hostile = {"id": 3, "name": "demo-kernel", "version": True, "python-depends": "einops"}
+    origins = {"kernel": {"commit": "\x1b[2J", "dirty": 1}, "kernel-builder": []}
+    more = {"backend": {"type": "cuda", "archs": ["9.0", 7]}, "provenance": origins}
+    read = PackageMetadata.from_json(json.dumps(hostile | more))
     assert (read.id, read.name, read.version, read.python_depends) == (None, "demo-kernel", None, ())
     assert (read.backend, read.archs, read.python_name) == ("cuda", ("9.0",), "demo_kernel")
     assert (read.origin("kernel"), read.origin("kernel-builder"), read.is_dirty) == ({"dirty": True}, {}, True)

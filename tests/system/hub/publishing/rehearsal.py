@@ -116,11 +116,12 @@ class Rehearsal:
         return dict(line.split("=", 1) for line in output.read_text().splitlines())
 
     def _upload(self, given: Mapping[str, str]) -> dict[str, str]:
-        path = self.checkout / given["path"]
-        if path.exists():
-            shutil.copytree(path, self.artifacts / given["name"], dirs_exist_ok=True)
-        assert path.exists() or given.get("if-no-files-found") != "error", path
-        return {"artifact-id": given["name"]} if path.exists() else {}
+        place = self.artifacts / given["name"]
+        for path in Path("/").glob(str(self.checkout / given["path"])[1:]):
+            if any(file.is_file() for file in (path, *path.rglob("*"))):
+                shutil.copytree(path if path.is_dir() else path.parent, place, dirs_exist_ok=True)
+        assert place.exists() or given.get("if-no-files-found") != "error", given
+        return {"artifact-id": given["name"]} if place.exists() else {}
 
     def _download(self, given: Mapping[str, str]) -> dict[str, str]:
         """Download or merge artifacts, whose ids are their names here."""

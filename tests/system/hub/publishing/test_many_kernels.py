@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from kernel_builder.config.variant import this_platform
-from tests.support.files import write_files
+from tests.support.files import replace, write_files
 from tests.support.loopback import QuietHandler, served
 from tests.support.places import CPU, PROJECTS, ROOT, SOURCES
 from tests.support.running_hub import RunningHub
@@ -174,7 +174,7 @@ def test_a_pull_request_and_its_merge_rehearsed(hub: RunningHub, github: Running
     assert sorted(path.name for path in artifacts.iterdir()) == ["packages", "packages-one-cpu-x86_64-linux"]
     assert (tmp_path / "tested-one").exists()
     with pytest.raises(AssertionError, match="no kernel for cuda or rocm to emulate"):  # else its tests would run, too
-        part = {"backend": "cuda", "platform": "x86_64-linux", "project": "one", "name": "one"}
+        part = {"backend": "cuda", "platform": "x86_64-linux", "project": "one", "name": "one", "dependencies": ""}
         kernels.workflow("build-kernels.yml", "pull_request", "build").job("test", part, only="Test")
 
     # The merge publishes the project, and only that.
@@ -224,3 +224,25 @@ def test_the_projects_that_an_event_builds(hub: RunningHub, github: RunningGitHu
     kernels.context["github.token"] = "expired"
     with pytest.raises(AssertionError, match="the job needs `actions: read`"):
         kernels.selected("push")
+
+
+def test_a_python_only_project_is_tested_with_its_dependencies(
+    hub: RunningHub, github: RunningGitHub, tmp_path: Path
+) -> None:
+    kernels = ManyKernels(tmp_path, github, hub)
+    github.runs["kernels.yml", "main"] = [commit(kernels.root, "README.md", "Kernels")]
+    project = Path(shutil.copytree(PROJECTS / "python-only", kernels.root / "three"))
+    loads = f'kernel-depends = [{{ repo-id = "{OWNER}/one", version = 1 }}]\n\n[torch-noarch]'
+    replace(project / "build.toml", "[torch-noarch]", loads)
+    loading = SOURCES["test_of_a_kernel"].replace("local_kernel(project,", "local_kernel(project.parent / 'one',")
+    write_files(project, {"tests/test_load.py": loading})
+    commit(kernels.root, "three/CARD.md", "three")
+    rehearsal = kernels.workflow("build-kernels.yml", "push", "publish")
+    selected = rehearsal.job("select")
+    (part,) = json.loads(selected["tests"])["include"]
+    assert part["project"] == selected["projects"] == "three"
+    assert part["dependencies"] == selected["dependencies"] == "one"
+    rehearsal.job("build", part)
+    rehearsal.job("collect")
+    rehearsal.job("test", part)
+    assert (tmp_path / "tested-three").exists()

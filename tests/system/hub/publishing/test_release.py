@@ -14,7 +14,7 @@ import yaml
 
 from kernel_builder.config.variant import this_platform
 from kernel_builder.hub.verification import verify
-from tests.support.files import write_files
+from tests.support.files import replace, write_files
 from tests.support.places import CPU, PROJECTS, ROOT, SOURCES
 from tests.support.programs import run
 from tests.support.running_hub import RunningHub
@@ -47,9 +47,8 @@ def test_workflows_are_safe() -> None:
 
 
 def test_a_change_of_the_builder_builds_the_kernels() -> None:
-    shared = yaml.safe_load((WORKFLOWS[0].parent / "kernels.yml").read_text())["jobs"]["kernels"]["with"][
-        "shared"
-    ].split()
+    kernels = yaml.safe_load((WORKFLOWS[0].parent / "kernels.yml").read_text())["jobs"]["kernels"]
+    shared = kernels["with"]["shared"].split()
     (names,) = re.findall(r"install \. \./packages/kernel-\{(.*?)\}", ACTIONS[0].read_text())
     packages = [ROOT / f"packages/kernel-{name}" for name in names.split(",")]
     parts = [*ACTIONS, ROOT / "pyproject.toml", *packages, *(ROOT / "kernel_builder").iterdir()]
@@ -100,12 +99,14 @@ def test_the_release_rehearsed_against_our_own_hub(
     write_files(tmp_path / "without", {"torch/__init__.py": "raise ImportError('not on this runner')\n"})
     environment = {key: value for key, value in hub.environment.items() if key not in {"HF_TOKEN", "HF_ENDPOINT"}}
     environment |= {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "org/kernels", "GITHUB_RUN_ID": "7"}
+    environment["GITHUB_RUN_NUMBER"] = "7"
     environment["PYTHONPATH"] = str(tmp_path / "without")
     context = {
         "inputs.projects": "kernels/python-only kernels/stable-scale",
         "inputs.owner": OWNER,
         "inputs.endpoint": hub.url,
         "inputs.gpu-runner": "gpu",
+        "inputs.wheels": "kernels/*",
         "secrets.hf-token": "",
     }
     building = Rehearsal(checkout, context, environment, "build-kernels.yml")
@@ -129,7 +130,7 @@ def test_the_release_rehearsed_against_our_own_hub(
     assert rehearsal.runs("publish", build="success", gpu="success")
     card = tmp_path / "artifacts" / "packages-of-a-test" / "kernels" / "stable-scale" / "CARD.md"
     write_files(card.parent, {card.name: ""})
-    rehearsal.job("publish")  # without a token: a dry run
+    assert rehearsal.job("publish")["wheels"] == ""  # without a token: a dry run
     assert not (checkout / "kernels" / "stable-scale" / card.name).exists()
     assert not hub.api().repo_exists(f"{OWNER}/stable-scale", repo_type="kernel")
     trusting = SOURCES["trusting_client"].format(trust=sigstore.trust)
@@ -139,7 +140,8 @@ def test_the_release_rehearsed_against_our_own_hub(
     published = f"{OWNER}/stable-scale"
 
     def publish(only: str = "") -> str:
-        Rehearsal(checkout, context, environment).job("publish", only=only)
+        outputs = Rehearsal(checkout, context, environment).job("publish", only=only)
+        assert only or outputs["wheels"] == "wheels"
         return Path(hub.api().hf_hub_download(published, "README.md", repo_type="kernel")).read_text()
 
     assert f"passed their tests on a GPU, in [this run]({RUN})." in publish()
@@ -154,9 +156,11 @@ def test_the_release_rehearsed_against_our_own_hub(
 
 
 def test_wheels_are_written_beside_the_release(doubling: Path, tmp_path: Path) -> None:
+    replace(doubling / "build.toml", "version = 1", '  "version" = 0x1')  # any TOML
     checkout = tmp_path / "checkout"
     checkout.mkdir()
     doubling.rename(checkout / "kernels")
+    run(BIN / "kernel-builder", "build", "kernels", "--no-load", cwd=checkout)
     context = {"inputs.wheels": "k*", "needs.build.outputs.projects": "kernels"}
     Rehearsal(checkout, context, {**os.environ, "GITHUB_RUN_NUMBER": "7"}).job("publish", only="Write wheels")
     assert [path.name for path in (checkout / "dist").iterdir()] == ["python_only-1.7-py3-none-any.whl"]
@@ -168,16 +172,28 @@ def test_the_gpu_job_rehearsed_without_a_gpu(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     checkout.mkdir()
     run(BIN / "kernel-builder", "init", "kernels/relu", "--name", "me/relu", "--backends", "cpu", cwd=checkout)
+    shutil.copytree(checkout / "kernels/relu", checkout / "kernels/plain")
+    shutil.rmtree(checkout / "kernels/plain/benchmarks")
     context = {
-        "inputs.kernels": "kernels/relu",
+        "inputs.kernels": "kernels/plain",
         "inputs.backend": "cpu",
         "inputs.benchmark-options": "--rounds 3 --against eager --only device --shapes 64x64",
     }
     # The tests of a new project are in test_first_kernel.py.
     Rehearsal(checkout, context, {**os.environ, "PYTEST_ADDOPTS": "-m kernels_ci"}, "gpu.yml").job("gpu")
+    context["inputs.kernels"] = "kernels/relu"
+    Rehearsal(checkout, context, {**os.environ, "PYTEST_ADDOPTS": "-m kernels_ci"}, "gpu.yml").job("gpu")
     results = json.loads((checkout / "benchmark-results" / "relu.json").read_text())
     assert results["kernel"] == "relu"
     assert results["rows"]
+
+
+def test_a_publication_passes_its_inputs_on() -> None:
+    workflows = {file.name: yaml.safe_load(file.read_text()) for file in WORKFLOWS}
+    publish = workflows["publish-kernels.yml"]
+    for name, file in (("build", "build-kernels.yml"), ("gpu", "gpu.yml")):
+        called, given = (workflow[True]["workflow_call"]["inputs"].keys() for workflow in (workflows[file], publish))
+        assert called & given <= publish["jobs"][name]["with"].keys()
 
 
 def test_kernels_are_published_after_their_dependencies() -> None:
