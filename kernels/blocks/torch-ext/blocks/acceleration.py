@@ -1,7 +1,6 @@
 """The public functions: `accelerate` and `restore`."""
 
 import weakref
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Optional
 
@@ -64,26 +63,28 @@ def accelerate(
     if check is not None and not denoisers:
         raise ValueError(f"blocks: check needs a transformer or a unet; check each of {', '.join(roots)} alone")
     options = graphs, scope, logits
-    reports = (_accelerated[root] for root in roots.values() if root in _accelerated)
-    report = next((report for given, report in reports if given == options), Report())
-    others = report.replaced.copy() if len(roots) > 1 else Counter[Any]()
     for root in roots.values():
-        if _accelerated.get(root, (None, report))[0] != options:
+        if root not in _accelerated or _accelerated[root][0] != options:
             _restore_root(root)
+            _accelerated[root] = options, Report()
             if scope or not graphs:
-                trace(root, report, scope, logits)
-            _accelerated[root] = options, report
+                trace(root, _accelerated[root][1], scope, logits)
+    reports = {name: _accelerated[root][1] for name, root in roots.items()}
+    report = (
+        reports[type(model).__name__] if isinstance(model, nn.Module) else Report([*dict.fromkeys(reports.values())])
+    )
     if graphs:
-        report.graphs = {name: add_graphs(root, report) for name, root in denoisers.items()}
+        report.graphs = {name: add_graphs(root, reports[name]) for name, root in denoisers.items()}
         report.generation = add_generation(model, report) if isinstance(model, nn.Module) else {}
     if check is not None:
-        _check(*next(iter(denoisers.items())), others, check, report)
+        name, root = next(iter(denoisers.items()))
+        _check(name, root, reports[name], check, report)
     report.notes = notes_on(roots.values())
     return report
 
 
-def _check(name: str, root: nn.Module, others: Counter[Any], check: Check, report: Report) -> None:
-    """Compare a model with itself as it was, and restore it if it was better. Other models' entries stay."""
+def _check(name: str, root: nn.Module, own: Report, check: Check, report: Report) -> None:
+    """Compare a model with itself as it was, and restore it if it was better: `own`, its part of a report, says so."""
     try:
         report.check = compare(root, check)
     except BaseException:
@@ -91,8 +92,9 @@ def _check(name: str, root: nn.Module, others: Counter[Any], check: Check, repor
         raise
     if report.check.kept == "eager":
         _restore_root(root)
-        report.left.update((cls, "the check kept the model as it was") for cls, _ in report.replaced - others)
-        report.replaced, report.generation = report.replaced & others, {}
+        own.left.update((cls, "the check kept the model as it was") for cls, _ in own.replaced)
+        own.replaced.clear()
+        report.generation = {}
         report.graphs.pop(name, None)
 
 
