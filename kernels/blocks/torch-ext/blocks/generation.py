@@ -7,6 +7,7 @@ stays transformers', and so does `_sample` for the prefill, for the first token,
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Optional
 
@@ -33,8 +34,8 @@ class Decoder(Captures):
     """Runs the decoding loop of one model."""
 
     def __init__(self, cls: type, report: Report, gpu: Optional[Gpu] = None) -> None:
-        # `generate` makes the positions that a step gets of these.
-        super().__init__(cls, report, gpu, unread=("rope_deltas",))
+        # `generate` makes the positions that a step gets of the first; the second is its static cache before release 5.
+        super().__init__(cls, report, gpu, unread=("rope_deltas", "_cache"))
         self._states: set[State] = set()
         self._free: list[State] = []  # that no call uses, the last used one last
         self._refused: dict[Any, str] = {}
@@ -53,7 +54,7 @@ class Decoder(Captures):
                 (input_ids.device != device, f"the tokens are on {input_ids.device}, the model on {device}"),
             )
             # Another thread may be in a step, which changes the model's configuration.
-            with self._lock, model._optimize_model_for_decode():
+            with self._lock, getattr(model, "_optimize_model_for_decode", nullcontext)():
                 call = GenerateCall(model, own, input_ids, kwargs)
                 self._check_state(model, device)
                 refuse_if(((call.key, 0) in self._refused, self._refused.get((call.key, 0))))
@@ -145,7 +146,7 @@ class Decoder(Captures):
                     state.begin(call, tokens)
                 if not call.is_filled and type(call.cache).__name__ == "DynamicCache":
                     call.cache.layers.clear()  # its memory is free then
-            with model._optimize_model_for_decode():  # with another implementation of experts
+            with getattr(model, "_optimize_model_for_decode", nullcontext)():  # with another implementation of experts
                 length = self._loop(call, state, step, call.input_ids.shape[1] + 1, kept)
             if call.streamer is not None:
                 call.streamer.end()

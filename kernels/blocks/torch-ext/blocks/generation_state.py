@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from .generation_call import GenerateCall
+from .generation_call import IS_4, GenerateCall
 
 _REPLAYABLE = 24  # graphs of one state, by the processors of their calls and the sizes of prompts
 _KINDS = {False: "full_attention", True: "sliding_attention"}  # transformers' names, by whether there is a window
@@ -77,7 +77,8 @@ class FixedCache(Cache):
         """Give a cache of transformers with the same layers the states that it lacks of `length` tokens."""
         for index, layer in enumerate(self.layers):
             first = int(cache.get_seq_length(index))
-            cache.update(layer.keys[:, :, first:length], layer.values[:, :, first:length], index)
+            positions = {"cache_position": self.positions[first:length]}  # which releases before 5 read
+            cache.update(layer.keys[:, :, first:length], layer.values[:, :, first:length], index, positions)
 
 
 class State:
@@ -163,7 +164,11 @@ class State:
             options["attention_mask"] = masks if call.takes_masks_by_type else next(iter(masks.values()))
         if positions is not None:
             options["position_ids"] = positions
-        inputs = model.prepare_inputs_for_generation(ids, use_cache=True, **options, **{call.cache_name: cache})
+        options |= {"use_cache": True, call.cache_name: cache}
+        if IS_4:
+            inputs = {"input_ids": ids, "cache_position": self.cache.position, **options}
+        else:
+            inputs = model.prepare_inputs_for_generation(ids, **options)
         logits = forward(**inputs, return_dict=True).logits[:, -1]
         if prompt:
             self.cache.take(cache)

@@ -122,7 +122,7 @@ class Snapshot:
                     self._owners.append(container)
                     self._keys.append(key)
                     self._tensors.append(value)
-                elif id(value) not in seen and key not in _NOT_READ and not isinstance(value, _OPAQUE):
+                elif id(value) not in seen and not isinstance(value, _OPAQUE) and key not in {*_NOT_READ, *unread}:
                     seen.add(id(value))
                     part = "" if key in ("_modules", *_WEIGHTS) else key
                     waiting.append((value, f"{name}.{part}".strip(".")))
