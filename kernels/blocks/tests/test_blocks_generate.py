@@ -177,8 +177,7 @@ def test_products_that_something_else_reads(blocks):
         lambda x, product: F.linear((norm(x), x.mul_(2))[0], other) + product,
     ]
     for use in uses:
-        recorded = recording.Recording(nn.Module)
-        recorded.record(lambda x, use=use: use(x, F.linear(x, weight)), (x.clone(),), {})
+        recorded = recording.record(nn.Module, lambda x, use=use: use(x, F.linear(x, weight)), (x.clone(),), {})
         fusions.fuse(recorded.module)
         decoding.fuse_step(recorded.module)
         changed = x.clone()

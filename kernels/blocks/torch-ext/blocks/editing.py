@@ -1,6 +1,7 @@
 """Changes to an FX graph of Dynamo's that keep the order of its effects."""
 
 import contextlib
+import itertools
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -165,9 +166,7 @@ class Editor:
 
         def run(x: Any) -> Any:
             """Run calls up to the end of the present `vmap`, which Torch ends after an error, too."""
-            for part in parts:
-                if operation(part) == f"{VMAP}decrement_nesting":
-                    break
+            for part in itertools.takewhile(lambda part: operation(part) != f"{VMAP}decrement_nesting", parts):
                 if operation(part) == f"{VMAP}increment_nesting":
                     torch.func.vmap(run)(torch.empty(part.args[0]))
                 else:

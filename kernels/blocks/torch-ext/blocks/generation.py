@@ -161,34 +161,35 @@ class Decoder(Captures):
         return type(first)(**{**first, **kept, "sequences": sequences, call.cache_name: call.cache})
 
     def _loop(self, call: GenerateCall, state: State, step: Callable, length: int, kept: dict[str, Any]) -> int:
-        """Launch steps until all sequences are done. Return the number of tokens.
+        """Launch steps until all sequences are done. Return the number of tokens; the text has `length` before.
 
-        A step is launched when the news of the step before the last one are here, or those of the last one if tokens
-        are chosen outside of the graph. The GPU always computes one more step, for the same random numbers each time.
+        The host reads the news of a step when the next one is launched, unless it chooses the tokens itself. So when it
+        reads that all are done, the GPU computes one step more: random numbers go on the same each time.
         """
-        is_by_hand, is_done = call.by_hand is not None, False
+        is_by_hand = call.by_hand is not None
         state.end(call, call.criteria(state.ids[:, :length], kept.get("scores")) if is_by_hand else None)
-        waiting = deque([(length, self._gpu.send(state.news))])
+        unread = deque([(length, self._gpu.send(state.news))])  # news, and the length of the text that they end
         # A capture takes seconds: the first token does not wait for it.
         is_new = not is_by_hand and (call.key, 0) not in state.graphs and (call.key, 0) not in self._refused
         while True:
             is_last = length >= call.max_length or (call.deadline is not None and time.time() > call.deadline)
-            while waiting and not is_done and (is_last or is_by_hand or is_new or len(waiting) > 1):
-                length_then, receive = waiting.popleft()
+            while len(unread) > (0 if is_last or is_by_hand or is_new else 1):
+                read, receive = unread.popleft()
                 tokens, go_on = receive()
                 if call.streamer is not None:
                     call.streamer.put(tokens.clone())
                 if not go_on.any():
-                    is_done, length = True, length_then
-            if not (is_done or is_last) or (is_done and is_new):
-                step(length)
-            if is_done or is_last:
+                    if is_new:
+                        step(length)
+                    return read
+            if is_last:
                 return length
+            step(length)
             is_new = False
             if is_by_hand:
                 state.choose_by_hand(call, length, kept)
             length += 1
-            waiting.append((length, self._gpu.send(state.news)))
+            unread.append((length, self._gpu.send(state.news)))
 
     def _run_step(self, state: State, call: GenerateCall, model: nn.Module, forward: Callable, prompt: int = 0) -> bool:
         """Replay a step, which is captured if it is the first of its kind; or run it, if it cannot be captured.

@@ -73,7 +73,7 @@ class GenerateCall:
             (mask is not None and mask.dim() != 2, "its attention mask is not one of tokens"),
             (
                 IS_4 and self.position_ids is not None,
-                "transformers 4 gives each token the last one of its position_ids",
+                "transformers 4 repeats the last of its position_ids",
             ),
         )
         if IS_4 and mask is not None:
@@ -105,9 +105,8 @@ class GenerateCall:
         others = [self.config.prefill_chunk_size, *(self.kwargs.get(name) for name in _OF_PREFILL)]
         is_other = self.is_filled or self.by_hand or any(other is not None for other in others)
         # transformers decodes with another implementation of experts.
-        if is_other or "grouped_mm" in model.get_experts_implementation().values():
-            return False
-        if self.options.keys() != {"logits_to_keep"} or int(self.cache.get_seq_length()):
+        has_experts = not is_other and "grouped_mm" in model.get_experts_implementation().values()
+        if is_other or has_experts or self.options.keys() != {"logits_to_keep"} or int(self.cache.get_seq_length()):
             return False
         mask, positions = self.kwargs.get("attention_mask"), self.position_ids
         order = torch.arange(self.input_ids.shape[1], device=self.input_ids.device)

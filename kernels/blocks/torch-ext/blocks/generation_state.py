@@ -165,10 +165,8 @@ class State:
         if positions is not None:
             options["position_ids"] = positions
         options |= {"use_cache": True, call.cache_name: cache}
-        if IS_4:
-            inputs = {"input_ids": ids, "cache_position": self.cache.position, **options}
-        else:
-            inputs = model.prepare_inputs_for_generation(ids, **options)
+        options |= {"cache_position": self.cache.position} if IS_4 else {}
+        inputs = {"input_ids": ids, **options} if IS_4 else model.prepare_inputs_for_generation(ids, **options)
         logits = forward(**inputs, return_dict=True).logits[:, -1]
         if prompt:
             self.cache.take(cache)
