@@ -80,9 +80,8 @@ def accelerate(
             if report.check is None or report.check.kept == "eager":
                 _restore_root(root)
         if report.check.kept == "eager":
-            own = reports[name]
-            own.left.update((cls, "the check kept the model as it was") for cls, _ in own.replaced)
-            own.replaced.clear()
+            reports[name].left.update((cls, "the check kept the model as it was") for cls, _ in reports[name].replaced)
+            reports[name].replaced.clear()
             report.generation = {}
             report.graphs.pop(name, None)
     report.notes = notes_on(roots.values())

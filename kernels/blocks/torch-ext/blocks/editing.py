@@ -151,8 +151,7 @@ class Editor:
     def constant(self, node: Node) -> Any:
         """Return the value of a node that depends on constants alone, which no other writes; None for any other."""
         order = {*walk([node], lambda part: part.all_input_nodes)}
-        # transformers 4 makes masks in a `vmap`.
-        order |= {part for part in self._changing if operation(part).startswith(VMAP)}
+        order |= {part for part in self._changing if operation(part).startswith(VMAP)}  # for masks of transformers 4
         casts = [part for part in self._changing if "autocast" in operation(part)]
         for part in order:
             name, is_call = operation(part), part.op in ("call_function", "call_method")

@@ -187,7 +187,8 @@ class Decoder(Captures):
             step(length)
             is_new = False
             if is_by_hand:
-                state.choose_by_hand(call, length, kept)
+                state.choose(state.logits.clone(), call, state.ids[:, :length], kept)
+                state.end(call, call.criteria(state.ids[:, : length + 1], kept.get("scores")))
             length += 1
             unread.append((length, self._gpu.send(state.news)))
 

@@ -49,12 +49,6 @@ class FixedCache(Cache):
         self._windows = {_KINDS[window is not None]: window for window in windows}
         super().__init__(layers=[])
 
-    def begin(self, length: int, attention_mask: Optional[Tensor] = None) -> None:
-        """Set the position to `length`. The mask of the tokens before, [batch, tokens], is zero for padding."""
-        self.position.fill_(length)
-        is_read = True if attention_mask is None else attention_mask[:, None, None, :length] != 0
-        self.mask.zero_()[..., :length] = is_read
-
     def take(self, cache: Cache) -> None:
         """Copy the keys and values of a cache of transformers with the same layers."""
         length = int(cache.get_seq_length())
@@ -112,10 +106,11 @@ class State:
     def begin(self, call: GenerateCall, tokens: Tensor) -> None:
         """Prepare for steps after `tokens`: the call's, or these and a new one, before which the call's cache ends."""
         is_prompt = tokens is call.input_ids
-        if is_prompt:
-            self.cache.begin(tokens.shape[1] - 1)
-        else:
-            self.cache.begin(int(call.cache.get_seq_length()), call.kwargs.get("attention_mask"))
+        length = tokens.shape[1] - 1 if is_prompt else int(call.cache.get_seq_length())
+        mask = None if is_prompt else call.kwargs.get("attention_mask")  # zero for padding
+        self.cache.position.fill_(length)
+        self.cache.mask.zero_()[..., :length] = True if mask is None else mask[:, None, None, :length] != 0
+        if not is_prompt:
             self.cache.take(call.cache)
         self.ids.copy_(tokens[:, -1:].expand_as(self.ids))
         self.ids[:, : tokens.shape[1]] = tokens
@@ -183,7 +178,7 @@ class State:
     def finish(self, call: GenerateCall, logits: Tensor) -> None:
         """Choose a token by its logits, and find out which sequences end; or keep the logits."""
         if call.by_hand is None:
-            self._choose(logits, call, self.ids, {})
+            self.choose(logits, call, self.ids, {})
             self.end(call)
             return
         if self.logits is None or self.logits.shape != logits.shape:
@@ -191,13 +186,8 @@ class State:
                 self.logits = torch.empty_like(logits, dtype=torch.float32)
         self.logits.copy_(logits)
 
-    def choose_by_hand(self, call: GenerateCall, length: int, kept: dict[str, Any]) -> None:
-        """Choose tokens outside of a graph, after the logits of a step. `kept` gets the scores and the logits."""
-        self._choose(self.logits.clone(), call, self.ids[:, :length], kept)
-        self.end(call, call.criteria(self.ids[:, : length + 1], kept.get("scores")))
-
-    def _choose(self, scores: Tensor, call: GenerateCall, ids: Tensor, kept: dict[str, Any]) -> None:
-        """Choose tokens by scores, [batch, vocabulary], and append them."""
+    def choose(self, scores: Tensor, call: GenerateCall, ids: Tensor, kept: dict[str, Any]) -> None:
+        """Choose tokens by scores, [batch, vocabulary], and append them. `kept` gets the scores and the logits."""
         if kept.get("logits") is not None:
             kept["logits"] += (scores,)
         for processor in call.processors:

@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map, tree_unflatten
+from torch.utils._pytree import tree_map, tree_map_only, tree_unflatten
 
 from .calls import Call, Refused, is_value, refuse_if, take_apart
 from .decoding import fuse_step
@@ -117,13 +117,9 @@ class _Shape:
     refused: Optional[str] = None  # why there is no graph
 
     def launch(self, replay: Callable[[], None]) -> Any:
-        def take_out(leaf: Any) -> Any:
-            if isinstance(leaf, Tensor):
-                return leaf.clone()
-            return leaf() if isinstance(leaf, weakref.ref) else leaf
-
         replay()
-        return tree_map(take_out, self.output)
+        copies = tree_map_only(Tensor, torch.clone, self.output)
+        return tree_map_only(weakref.ref, lambda cache: cache(), copies)
 
 
 class GraphRunner(Captures):

@@ -65,14 +65,12 @@ class Report:
     _left: Counter[tuple[str, str]] = field(default_factory=Counter)
     _counted: set[tuple[str, ...]] = field(default_factory=set)
 
-    @property
+    @property  # by class of module, and operation or reason: the number of modules
     def replaced(self) -> Counter[tuple[str, str]]:
-        """The number of modules by their class and the operation."""
         return sum((part.replaced for part in self.parts), self._replaced)
 
     @property
     def left(self) -> Counter[tuple[str, str]]:
-        """The number of modules by their class and the reason."""
         return sum((part.left for part in self.parts), self._left)
 
     def add(self, graph: Graph, misses: Sequence[tuple[Node, str]], cls: type, owner: str = "") -> None:
