@@ -19,7 +19,6 @@ _SPLITS = {"chunk", "split", "unbind"}
 _LAID_OUT = {"view", "view_as", "as_strided"}  # their results and errors depend on the layout
 _PACKED = {"contiguous", "reshape", "flatten"}
 _PLAIN = (torch._subclasses.FakeTensor, torch.nn.Parameter)
-_LONGEST = 1000  # operations that make a constant
 RANDOM = re.compile(  # the names of random operations
     "rand|rrelu|drop|normal$|bernoulli|nomial|poisson|gumbel|multi_head|scaled_dot_product_attention"
 )
@@ -160,8 +159,7 @@ class Editor:
             if not (is_known and order.issuperset(part.all_input_nodes)) or is_cast or RANDOM.search(name):
                 return None
         is_written = type(value(node)) not in _PLAIN or any(self.is_written(part, but=order) for part in order)
-        parts = iter(sorted(() if is_written or len(order) > _LONGEST else order))
-        interpreter = Interpreter(self.module)
+        parts, interpreter = iter(sorted(() if is_written else order)), Interpreter(self.module)
 
         def run(x: Any) -> Any:
             """Run calls up to the end of the present `vmap`, which Torch ends after an error, too."""
