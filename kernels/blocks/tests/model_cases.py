@@ -108,8 +108,8 @@ def recorded(blocks, model, args, kwargs):
     """Return the recorded calls of a model's forward, with the kernels."""
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("batched_mm")  # as in decoding steps: others read elements of tensors
-    recording = importlib.import_module(f"{blocks.__name__}.recording").Recording(type(model))
-    recording.record(model.forward, args, kwargs)
+    record = importlib.import_module(f"{blocks.__name__}.recording").record
+    recording = record(type(model), model.forward, args, kwargs)
     importlib.import_module(f"{blocks.__name__}.fusions").fuse(recording.module)
     return recording
 

@@ -7,7 +7,7 @@ import torch
 from model_cases import randomized
 from small_models import IMAGE, VIDEO, case, mask, random
 from text_models import SIZES, TOKENS
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 # Classes' keys by their model types. `experts` are those of all text models, which ignore keys of others.
 CONFIGS = json.loads(Path(__file__).with_name("new_models.json").read_text())
@@ -16,8 +16,9 @@ TEXT, VISION, DIFFUSION = (CONFIGS[kind] for kind in ("text", "vision", "diffusi
 
 def _text(name):
     config = AutoConfig.for_model(name, **{**SIZES, **CONFIGS["experts"], **TEXT[name]})
-    # The default needs experts whose sizes are multiples of 16 bytes, and knows no float64.
-    model = AutoModelForCausalLM.from_config(config, experts_implementation="eager")
+    # The default needs experts whose sizes are multiples of 16 bytes, and knows no float64. transformers 4 has none.
+    experts = {"experts_implementation": "eager"} if hasattr(PreTrainedModel, "set_experts_implementation") else {}
+    model = AutoModelForCausalLM.from_config(config, **experts)
     return model, lambda model: model(TOKENS, use_cache=False).logits
 
 

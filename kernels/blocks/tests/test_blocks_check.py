@@ -95,13 +95,20 @@ def test_worse_model_is_restored(blocks, replace, forward, reason):
     assert reason in str(report)
 
 
-def test_other_models_of_a_pipeline_stay(blocks, replace):
-    replace(inaccurate)
+@pytest.mark.parametrize("is_checked_before", [False, True])
+def test_other_models_of_a_pipeline_stay(blocks, replace, is_checked_before):
+    factor, check = torch.ones(1, device=DEVICE), (torch.randn(4, 16, device=DEVICE),)
+    replace(lambda *x: nn.RMSNorm.forward(*x) * factor)
     pipeline = SimpleNamespace(components={"transformer": norm(), "transformer_2": norm()})
-    blocks.accelerate(pipeline.components["transformer_2"])
-    report = blocks.accelerate(pipeline, check=(torch.randn(4, 16, device=DEVICE),))
+    if is_checked_before:
+        assert blocks.accelerate(pipeline, check=check).replaced == {("Slow", "RMSNorm"): 2}
+    else:
+        blocks.accelerate(pipeline.components["transformer_2"])
+    factor += 0.01
+    report = blocks.accelerate(pipeline, check=check)
     assert [is_accelerated(model) for model in pipeline.components.values()] == [False, True]
     assert report.check.kept == "eager" and report.replaced == {("Slow", "RMSNorm"): 1}
+    assert report.left == {("Slow", "the check kept the model as it was"): 1}
 
 
 @pytest.mark.parametrize("forward, kept", [(nn.RMSNorm.forward, "accelerated"), (inaccurate, "eager")])

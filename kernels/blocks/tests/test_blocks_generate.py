@@ -15,7 +15,6 @@ from text_models import IMAGE_TEXT, OurOps, image_text_model, lively
 from torch import nn
 from torch.nn import functional as F
 from transformers import (
-    ContinuousBatchingConfig,
     DynamicCache,
     GenerationConfig,
     LogitsProcessor,
@@ -25,11 +24,13 @@ from transformers import (
     StoppingCriteriaList,
     TextStreamer,
 )
-from transformers.generation.utils import ALL_CACHE_NAMES
+from transformers.generation import utils as generation_utils
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_grad")
 
-CACHE = ALL_CACHE_NAMES[0]  # it differs between releases of transformers
+CACHE = generation_utils.ALL_CACHE_NAMES[0]  # it differs between releases of transformers
+# Before release 5, caches do not tell who made them: each may be the caller's, and no graph computes a prompt.
+PROMPT_GRAPHS = int(hasattr(generation_utils, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL"))
 PROMPT = torch.tensor([[5, 9, 41, 7, 12, 33]])
 BATCH = torch.tensor([[0, 0, 41, 7, 12, 33], [5, 9, 17, 7, 12, 30], [0, 3, 4, 5, 6, 7]])
 PADDED = (BATCH != 0).long()
@@ -88,7 +89,7 @@ def test_greedy(blocks, name, sizes, ops):
     assert not counts.eager
     assert not counts.eager_steps
     assert counts.generated == 4
-    assert counts.replays == 2 * 2 * (NEW_TOKENS - 1) + 1  # the second prompt without padding
+    assert counts.replays == 2 * 2 * (NEW_TOKENS - 1) + PROMPT_GRAPHS  # the second prompt without padding
     with OurOps("decode", "rmsnorm", "rope3d") as calls:
         generate(model, **padded)
     if blocks.kernel_set.DEVICE == "cpu":
@@ -118,7 +119,7 @@ def test_one_graph_serves_calls(blocks, name, calls, graphs):
     counts = compare(blocks, lively(name), *calls)
     assert not counts.eager
     assert not counts.eager_steps
-    assert counts.captured == graphs
+    assert counts.captured == min(graphs, 1 + PROMPT_GRAPHS)
 
 
 def test_prompt_that_sees_later_tokens(blocks):
@@ -143,7 +144,7 @@ def test_processors(blocks):
     assert not counts.eager
     by_hand = {"the logits processor RepetitionPenaltyLogitsProcessor cannot be part of a graph": 2}
     assert counts.by_hand in (by_hand, {})  # before transformers 5.23, the penalty is also for padding
-    assert counts.captured == 2 * len(PROCESSED) + 1
+    assert counts.captured == (1 + PROMPT_GRAPHS) * len(PROCESSED) + 1
 
 
 def test_products_that_something_else_reads(blocks):
@@ -176,8 +177,7 @@ def test_products_that_something_else_reads(blocks):
         lambda x, product: F.linear((norm(x), x.mul_(2))[0], other) + product,
     ]
     for use in uses:
-        recorded = recording.Recording(nn.Module)
-        recorded.record(lambda x, use=use: use(x, F.linear(x, weight)), (x.clone(),), {})
+        recorded = recording.record(nn.Module, lambda x, use=use: use(x, F.linear(x, weight)), (x.clone(),), {})
         fusions.fuse(recorded.module)
         decoding.fuse_step(recorded.module)
         changed = x.clone()
@@ -391,7 +391,7 @@ def test_continuous_batching(blocks):
     """transformers' own loop, which captures graphs itself, has the model's own forward."""
     model, prompts = lively(), [PROMPT[0].tolist(), [3, 4, 5]]
     config = GenerationConfig(max_new_tokens=4, do_sample=False, eos_token_id=-1)
-    sizes = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64, max_memory_percent=0.01)
+    sizes = transformers.ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64, max_memory_percent=0.01)
 
     def batch():
         outputs = model.generate_batch(prompts, config, sizes)
@@ -439,7 +439,7 @@ def test_model_that_changes(blocks):
             assert torch.equal(generate(model), expected)
         counts_of.append(counts.captured)
         model.lm_head = torch.nn.Linear(64, 99, bias=False)
-    assert counts_of == [2, 4]
+    assert counts_of == [1 + PROMPT_GRAPHS, 2 + 2 * PROMPT_GRAPHS]
 
 
 def test_inference_mode_and_autocast(blocks):
@@ -450,7 +450,7 @@ def test_inference_mode_and_autocast(blocks):
         with torch.inference_mode():
             assert torch.equal(generate(model), expected)
         assert torch.equal(generate(model), expected)
-    assert counts.captured == 4
+    assert counts.captured == 2 + 2 * PROMPT_GRAPHS
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(generate(model), generate(copy.deepcopy(model)))
     assert counts.eager == {"autocast is on": 1}

@@ -55,8 +55,7 @@ RECORDED = {
 @pytest.mark.parametrize("name", RECORDED)
 def test_recorded_calls_do_as_the_forward(blocks, name):
     forward = RECORDED[name]
-    recording = module_of(blocks, "recording").Recording(nn.Module)
-    recording.record(forward, (X.clone(),), {})
+    recording = module_of(blocks, "recording").record(nn.Module, forward, (X.clone(),), {})
     for x in (X, X + 1):
         torch.manual_seed(0)
         expected = forward(x.clone())
@@ -83,13 +82,12 @@ def test_recorded_calls_do_as_the_forward(blocks, name):
 def test_forwards_that_do_more_are_not_recorded(blocks, forward, reason):
     recording = module_of(blocks, "recording")
     with pytest.raises(recording.Refused, match=re.escape(reason)):
-        recording.Recording(nn.Module).record(forward, (X.clone(),), {})
+        recording.record(nn.Module, forward, (X.clone(),), {})
     assert torch.equal(SCALE, torch.tensor(3.0))
 
 
 def test_modules_of_calls(blocks):
-    recording = module_of(blocks, "recording").Recording(Wrapped)
     model = Wrapped(nn.Linear(6, 6))
-    recording.record(model.forward, (X,), {})
+    recording = module_of(blocks, "recording").record(Wrapped, model.forward, (X,), {})
     (linear,) = (node for node in recording.module.graph.nodes if node.op == "call_function")
     assert [cls for _, cls in linear.meta["nn_module_stack"].values()] == [nn.Linear]

@@ -12,6 +12,7 @@ import torch
 from model_cases import Case, RecordedModel, error
 from text_models import PADDED, TOKENS, lively, model_of
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
@@ -374,6 +375,24 @@ def test_a_mode_that_is_entered_later_sees_the_models_calls(blocks):
     torch.testing.assert_close(model(x), expected)
     with Negating():
         torch.testing.assert_close(model(x), -expected)
+
+
+def attention_with(mask_of):
+    return Calls(lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.vmap(mask_of)(torch.arange(6))))
+
+
+@torch.no_grad()
+def test_masks_that_a_vmap_makes(blocks):
+    """If one cannot be made, the call fails as the model's own, and ends the `vmap`."""
+    failing = attention_with(lambda row: torch.ones(2**50, dtype=torch.bool)[:6].logical_or(row >= torch.arange(6)))
+    causal = attention_with(lambda row: row >= torch.arange(6))
+    for model in (failing, causal):
+        traced(blocks, model)
+    with pytest.raises(RuntimeError, match="memory") as raised:
+        failing(torch.randn(1, 2, 6, 8))
+    assert not isinstance(raised.value, BackendCompilerFailed) and not blocks.kernel_set.is_transformed()
+    x = torch.randn(1, 2, 6, 8)
+    torch.testing.assert_close(causal(x), F.scaled_dot_product_attention(x, x, x, is_causal=True))
 
 
 class NormWithDropout(nn.RMSNorm):

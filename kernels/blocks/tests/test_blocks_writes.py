@@ -58,6 +58,12 @@ def to_a_causal_mask(x, y):
     return F.scaled_dot_product_attention(x, y, y, attn_mask=mask)
 
 
+def with_a_mask_of_rounded_rows(x, y):
+    with torch.autocast(x.device.type, torch.bfloat16):
+        rows = torch.arange(256.0, 262)[:, None] @ torch.ones(1, 6)
+    return F.scaled_dot_product_attention(x, y, y, attn_mask=rows >= torch.arange(256, 262))
+
+
 OPS = torch.library.Library("blocks_tests", "DEF")
 OPS.define("silu(Tensor(a!) x) -> Tensor")
 OPS.impl("silu", lambda x: x.mul_(3).clone(), "CompositeExplicitAutograd")
@@ -134,7 +140,8 @@ def rms_norm(x):
     [
         *(after_a_cast, to_one_of_two_copies, to_a_copy_of_a_sum, to_a_copy_of_rotated_heads),
         *(to_tables_between_their_casts, to_a_causal_mask, rotated_by_one_token, with_one_head_of_a_group),
-        *(with_repeated_tokens, heads_of_all_samples, by_ops_of_a_library, to_running_statistics, to_embeddings),
+        *(with_a_mask_of_rounded_rows, with_repeated_tokens, heads_of_all_samples, by_ops_of_a_library),
+        *(to_running_statistics, to_embeddings),
         *map(heads_in_the_layout_of_tokens, (lambda x, y: rms_norm(x + y), lambda x, y: F.silu(x) * y)),
         *map(
             random_numbers, (F.dropout, F.dropout1d, lambda y: torch.normal(0.0, 1.0, y.shape).to(y), F.gumbel_softmax)

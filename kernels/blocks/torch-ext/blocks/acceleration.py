@@ -1,7 +1,6 @@
 """The public functions: `accelerate` and `restore`."""
 
 import weakref
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Optional
 
@@ -29,17 +28,14 @@ def accelerate(
 
     Args:
         model: A `torch.nn.Module`, or a pipeline of diffusers, whose modules are all accelerated.
-        check: Inputs to compare and to time the model before and after: a dict of its keyword arguments,
-            a tuple of its positional arguments, or a function that gets the model and runs it. The model is restored
-            if it was faster, or its error against float32 less than 1/1.1 of the new one. Of a pipeline the denoiser
-            (`transformer` or `unet`) is checked, and restored, alone.
+        check: Inputs to compare and to time the model before and after: a dict of its keyword arguments, a tuple of
+            its positional arguments, or a function that gets the model and runs it. The model is restored if it was
+            faster or more accurate. Of a pipeline the denoiser (`transformer` or `unet`) is checked alone.
         graphs: Capture the forward of the model, or of a pipeline's denoisers, as CUDA graphs with the kernels, at the
-            second call with tensors of some shapes. Calls that no graph can serve run as they did; the report counts
-            them by reason. `generate` of a model of transformers captures whole decoding steps.
-        scope: The unit that `torch.compile` traces. `"model"`: the fastest calls where the host limits them, after a
-            first call of some seconds. `"blocks"`: the blocks in the lists of a model, which share a trace of a second
-            or two. By default, `"blocks"` for more than 32 blocks that share traces, else `"model"`. With `graphs`, it
-            is for the calls that no graph serves, by default none.
+            second call with tensors of some shapes, and whole decoding steps of transformers' `generate`.
+        scope: The unit that `torch.compile` traces: `"model"`, for the fastest calls where the host limits them, or
+            `"blocks"` in the lists of a model, for a shorter first call. By default, `"blocks"` for more than 32 blocks
+            that share traces, else `"model"`; with `graphs`, for the calls that no graph serves, none.
         logits: Whether a training step of a language model returns its logits beside its loss. If not, a call with
             labels, in which gradients are recorded, returns None for them, in less time and gigabytes less memory.
 
@@ -48,8 +44,7 @@ def accelerate(
 
     Raises:
         TypeError: If `model` or `check` is of another type.
-        ValueError: If a pipeline without a denoiser should be checked, if `scope` has another value, if it is
-            `"model"` together with `graphs`, or if `logits=False` is given with another scope than `"model"`.
+        ValueError: If a pipeline without a denoiser should be checked, or an option fits no other.
     """
     if scope not in (None, "model", "blocks"):
         raise ValueError(f'blocks: scope must be "model" or "blocks", not {scope!r}')
@@ -64,36 +59,33 @@ def accelerate(
     if check is not None and not denoisers:
         raise ValueError(f"blocks: check needs a transformer or a unet; check each of {', '.join(roots)} alone")
     options = graphs, scope, logits
-    reports = (_accelerated[root] for root in roots.values() if root in _accelerated)
-    report = next((report for given, report in reports if given == options), Report())
-    others = report.replaced.copy() if len(roots) > 1 else Counter[Any]()
     for root in roots.values():
-        if _accelerated.get(root, (None, report))[0] != options:
+        if root not in _accelerated or _accelerated[root][0] != options:
             _restore_root(root)
+            _accelerated[root] = options, Report()
             if scope or not graphs:
-                trace(root, report, scope, logits)
-            _accelerated[root] = options, report
+                trace(root, _accelerated[root][1], scope, logits)
+    reports = {name: _accelerated[root][1] for name, root in roots.items()}
+    report = (
+        reports[type(model).__name__] if isinstance(model, nn.Module) else Report([*dict.fromkeys(reports.values())])
+    )
     if graphs:
-        report.graphs = {name: add_graphs(root, report) for name, root in denoisers.items()}
+        report.graphs = {name: add_graphs(root, reports[name]) for name, root in denoisers.items()}
         report.generation = add_generation(model, report) if isinstance(model, nn.Module) else {}
     if check is not None:
-        _check(*next(iter(denoisers.items())), others, check, report)
+        (name, root), report.check = next(iter(denoisers.items())), None
+        try:
+            report.check = compare(root, check)
+        finally:
+            if report.check is None or report.check.kept == "eager":
+                _restore_root(root)
+        if report.check.kept == "eager":
+            reports[name].left.update((cls, "the check kept the model as it was") for cls, _ in reports[name].replaced)
+            reports[name].replaced.clear()
+            report.generation = {}
+            report.graphs.pop(name, None)
     report.notes = notes_on(roots.values())
     return report
-
-
-def _check(name: str, root: nn.Module, others: Counter[Any], check: Check, report: Report) -> None:
-    """Compare a model with itself as it was, and restore it if it was better. Other models' entries stay."""
-    try:
-        report.check = compare(root, check)
-    except BaseException:
-        _restore_root(root)
-        raise
-    if report.check.kept == "eager":
-        _restore_root(root)
-        report.left.update((cls, "the check kept the model as it was") for cls, _ in report.replaced - others)
-        report.replaced, report.generation = report.replaced & others, {}
-        report.graphs.pop(name, None)
 
 
 def restore(model: Any) -> None:

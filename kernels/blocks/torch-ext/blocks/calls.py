@@ -32,12 +32,9 @@ class Call:
     device: torch.device  # of the model
     key: Any  # equal for calls that one graph can serve
     leaves: list[Any]  # all tensors, values and caches, in the order of the structure
+    tensors: list[Tensor]  # among the leaves
     structure: TreeSpec  # of the arguments and the keyword arguments
     caches: dict[str, Any]  # objects with state of their own, by argument; the key has their identities
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [leaf for leaf in self.leaves if type(leaf) in PLAIN_TENSORS]
 
 
 def take_apart(args: tuple, kwargs: dict[str, Any], device: torch.device, modes: tuple) -> Call:
@@ -64,7 +61,8 @@ def take_apart(args: tuple, kwargs: dict[str, Any], device: torch.device, modes:
         raise Refused(f"argument {name} is a {cls.__name__}, {reason}")
 
     parts = tuple(describe(index, leaf) for index, leaf in enumerate(leaves))
-    return Call(device, (modes, str(structure), parts), leaves, structure, caches)
+    tensors = [leaf for leaf in leaves if type(leaf) in PLAIN_TENSORS]
+    return Call(device, (modes, str(structure), parts), leaves, tensors, structure, caches)
 
 
 def is_value(leaf: Any) -> bool:

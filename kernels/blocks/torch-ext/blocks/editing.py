@@ -1,5 +1,7 @@
 """Changes to an FX graph of Dynamo's that keep the order of its effects."""
 
+import contextlib
+import itertools
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -17,7 +19,6 @@ _SPLITS = {"chunk", "split", "unbind"}
 _LAID_OUT = {"view", "view_as", "as_strided"}  # their results and errors depend on the layout
 _PACKED = {"contiguous", "reshape", "flatten"}
 _PLAIN = (torch._subclasses.FakeTensor, torch.nn.Parameter)
-_LONGEST = 1000  # operations that make a constant
 RANDOM = re.compile(  # the names of random operations
     "rand|rrelu|drop|normal$|bernoulli|nomial|poisson|gumbel|multi_head|scaled_dot_product_attention"
 )
@@ -149,17 +150,28 @@ class Editor:
     def constant(self, node: Node) -> Any:
         """Return the value of a node that depends on constants alone, which no other writes; None for any other."""
         order = {*walk([node], lambda part: part.all_input_nodes)}
-        # transformers 4 makes masks in a `vmap`.
-        order |= {part for part in self._changing if operation(part).startswith(VMAP)}
+        order |= {part for part in self._changing if operation(part).startswith(VMAP)}  # for masks of transformers 4
+        casts = [part for part in self._changing if "autocast" in operation(part)]
         for part in order:
             name, is_call = operation(part), part.op in ("call_function", "call_method")
             is_known = is_call and (not changes(part) or name in CHANGES or name.startswith(VMAP))
-            if not (is_known and order.issuperset(part.all_input_nodes)) or RANDOM.search(name):
+            is_cast = operation(max((cast for cast in casts if cast < part), default=None)) == "_enter_autocast"
+            if not (is_known and order.issuperset(part.all_input_nodes)) or is_cast or RANDOM.search(name):
                 return None
         is_written = type(value(node)) not in _PLAIN or any(self.is_written(part, but=order) for part in order)
-        interpreter = Interpreter(self.module)
-        for part in sorted(() if is_written or len(order) > _LONGEST else order):
-            interpreter.env[part] = interpreter.run_node(part)
+        parts, interpreter = iter(sorted(() if is_written else order)), Interpreter(self.module)
+
+        def run(x: Any) -> Any:
+            """Run calls up to the end of the present `vmap`, which Torch ends after an error, too."""
+            for part in itertools.takewhile(lambda part: operation(part) != f"{VMAP}decrement_nesting", parts):
+                if operation(part) == f"{VMAP}increment_nesting":
+                    torch.func.vmap(run)(torch.empty(part.args[0]))
+                else:
+                    interpreter.env[part] = interpreter.run_node(part)
+            return x
+
+        with contextlib.suppress(Exception):  # which the call itself raises
+            run(None)
         return interpreter.env.get(node)
 
     def straighten_sums(self) -> None:

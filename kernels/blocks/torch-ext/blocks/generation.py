@@ -7,6 +7,7 @@ stays transformers', and so does `_sample` for the prefill, for the first token,
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Optional
 
@@ -33,8 +34,8 @@ class Decoder(Captures):
     """Runs the decoding loop of one model."""
 
     def __init__(self, cls: type, report: Report, gpu: Optional[Gpu] = None) -> None:
-        # `generate` makes the positions that a step gets of these.
-        super().__init__(cls, report, gpu, unread=("rope_deltas",))
+        # `generate` makes the positions that a step gets of the first; the second is its static cache before release 5.
+        super().__init__(cls, report, gpu, unread=("rope_deltas", "_cache"))
         self._states: set[State] = set()
         self._free: list[State] = []  # that no call uses, the last used one last
         self._refused: dict[Any, str] = {}
@@ -53,7 +54,7 @@ class Decoder(Captures):
                 (input_ids.device != device, f"the tokens are on {input_ids.device}, the model on {device}"),
             )
             # Another thread may be in a step, which changes the model's configuration.
-            with self._lock, model._optimize_model_for_decode():
+            with self._lock, getattr(model, "_optimize_model_for_decode", nullcontext)():
                 call = GenerateCall(model, own, input_ids, kwargs)
                 self._check_state(model, device)
                 refuse_if(((call.key, 0) in self._refused, self._refused.get((call.key, 0))))
@@ -145,7 +146,7 @@ class Decoder(Captures):
                     state.begin(call, tokens)
                 if not call.is_filled and type(call.cache).__name__ == "DynamicCache":
                     call.cache.layers.clear()  # its memory is free then
-            with model._optimize_model_for_decode():  # with another implementation of experts
+            with getattr(model, "_optimize_model_for_decode", nullcontext)():  # with another implementation of experts
                 length = self._loop(call, state, step, call.input_ids.shape[1] + 1, kept)
             if call.streamer is not None:
                 call.streamer.end()
@@ -160,34 +161,36 @@ class Decoder(Captures):
         return type(first)(**{**first, **kept, "sequences": sequences, call.cache_name: call.cache})
 
     def _loop(self, call: GenerateCall, state: State, step: Callable, length: int, kept: dict[str, Any]) -> int:
-        """Launch steps until all sequences are done. Return the number of tokens.
+        """Launch steps until all sequences are done. Return the number of tokens; the text has `length` before.
 
-        A step is launched when the news of the step before the last one are here, or those of the last one if tokens
-        are chosen outside of the graph. The GPU always computes one more step, for the same random numbers each time.
+        The host reads the news of a step when the next one is launched, unless it chooses the tokens itself. So when it
+        reads that all are done, the GPU computes one step more: random numbers go on the same each time.
         """
-        is_by_hand, is_done = call.by_hand is not None, False
+        is_by_hand = call.by_hand is not None
         state.end(call, call.criteria(state.ids[:, :length], kept.get("scores")) if is_by_hand else None)
-        waiting = deque([(length, self._gpu.send(state.news))])
+        unread = deque([(length, self._gpu.send(state.news))])  # news, and the length of the text that they end
         # A capture takes seconds: the first token does not wait for it.
         is_new = not is_by_hand and (call.key, 0) not in state.graphs and (call.key, 0) not in self._refused
         while True:
             is_last = length >= call.max_length or (call.deadline is not None and time.time() > call.deadline)
-            while waiting and not is_done and (is_last or is_by_hand or is_new or len(waiting) > 1):
-                length_then, receive = waiting.popleft()
+            while len(unread) > (0 if is_last or is_by_hand or is_new else 1):
+                read, receive = unread.popleft()
                 tokens, go_on = receive()
                 if call.streamer is not None:
                     call.streamer.put(tokens.clone())
                 if not go_on.any():
-                    is_done, length = True, length_then
-            if not (is_done or is_last) or (is_done and is_new):
-                step(length)
-            if is_done or is_last:
+                    if is_new:
+                        step(length)
+                    return read
+            if is_last:
                 return length
+            step(length)
             is_new = False
             if is_by_hand:
-                state.choose_by_hand(call, length, kept)
+                state.choose(state.logits.clone(), call, state.ids[:, :length], kept)
+                state.end(call, call.criteria(state.ids[:, : length + 1], kept.get("scores")))
             length += 1
-            waiting.append((length, self._gpu.send(state.news)))
+            unread.append((length, self._gpu.send(state.news)))
 
     def _run_step(self, state: State, call: GenerateCall, model: nn.Module, forward: Callable, prompt: int = 0) -> bool:
         """Replay a step, which is captured if it is the first of its kind; or run it, if it cannot be captured.

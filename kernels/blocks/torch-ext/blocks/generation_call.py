@@ -16,7 +16,9 @@ _LIBRARY = GenerationMixin.__module__
 _LAYERS = DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer
 _OF_TEXT = {"attention_mask", "position_ids", "use_cache", "tokenizer", "cache", "past_key_values"}
 # The prefill has read embeddings, images and sounds.
-_OF_PREFILL = {"inputs_embeds", *generation_utils.MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL}
+_OF_PREFILL = {"inputs_embeds", *getattr(generation_utils, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", ())}
+# Releases before 5: the inputs of a step have its position in the cache, and caches do not tell who made them.
+IS_4 = not hasattr(generation_utils, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL")
 # The types of new tokens, from that of the last one, as transformers' loop has them.
 _TYPES = {"token_type_ids": torch.clone, "mm_token_type_ids": torch.zeros_like}
 # Processors that a graph may have. The last one may look at the same token more than once: a step gives it repetitions.
@@ -51,7 +53,8 @@ class GenerateCall:
         self.max_length = self.criteria.max_length or 0
         mask, asked = kwargs.get("attention_mask"), config.cache_implementation
         implementation, is_static = text_config._attn_implementation, getattr(model, "_can_compile_fullgraph", False)
-        methods = own.__func__, type(model)._update_model_kwargs_for_generation
+        methods = [own.__func__, type(model)._update_model_kwargs_for_generation]
+        methods += [type(model).prepare_inputs_for_generation] if IS_4 else []
         outputs = ("output_attentions", "output_hidden_states", "is_assistant")
         refuse_if(
             *((method.__module__ != _LIBRARY, f"its class has its own {method.__name__}") for method in methods),
@@ -68,9 +71,15 @@ class GenerateCall:
             (asked not in (None, "static"), f"the caller asked for a cache: {asked}"),
             (type(self.cache) not in (DynamicCache, StaticCache), f"its cache is a {type(self.cache).__name__}"),
             (mask is not None and mask.dim() != 2, "its attention mask is not one of tokens"),
+            (
+                IS_4 and self.position_ids is not None,
+                "transformers 4 repeats the last of its position_ids",
+            ),
         )
+        if IS_4 and mask is not None:
+            self.position_ids = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)
         # Whether the caller gets the cache.
-        self.is_filled = bool(config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False))
+        self.is_filled = bool(config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", IS_4))
         self.windows = self._windows(text_config)
         keeps = config.return_dict_in_generate and (config.output_scores or config.output_logits)
         self.by_hand: Optional[str] = "the caller gets scores or logits" if keeps else None
@@ -96,7 +105,7 @@ class GenerateCall:
         others = [self.config.prefill_chunk_size, *(self.kwargs.get(name) for name in _OF_PREFILL)]
         is_other = self.is_filled or self.by_hand or any(other is not None for other in others)
         # transformers decodes with another implementation of experts.
-        has_experts = "grouped_mm" in model.get_experts_implementation().values()
+        has_experts = not is_other and "grouped_mm" in model.get_experts_implementation().values()
         if is_other or has_experts or self.options.keys() != {"logits_to_keep"} or int(self.cache.get_seq_length()):
             return False
         mask, positions = self.kwargs.get("attention_mask"), self.position_ids

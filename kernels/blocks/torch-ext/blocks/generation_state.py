@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from .generation_call import GenerateCall
+from .generation_call import IS_4, GenerateCall
 
 _REPLAYABLE = 24  # graphs of one state, by the processors of their calls and the sizes of prompts
 _KINDS = {False: "full_attention", True: "sliding_attention"}  # transformers' names, by whether there is a window
@@ -49,12 +49,6 @@ class FixedCache(Cache):
         self._windows = {_KINDS[window is not None]: window for window in windows}
         super().__init__(layers=[])
 
-    def begin(self, length: int, attention_mask: Optional[Tensor] = None) -> None:
-        """Set the position to `length`. The mask of the tokens before, [batch, tokens], is zero for padding."""
-        self.position.fill_(length)
-        is_read = True if attention_mask is None else attention_mask[:, None, None, :length] != 0
-        self.mask.zero_()[..., :length] = is_read
-
     def take(self, cache: Cache) -> None:
         """Copy the keys and values of a cache of transformers with the same layers."""
         length = int(cache.get_seq_length())
@@ -77,7 +71,8 @@ class FixedCache(Cache):
         """Give a cache of transformers with the same layers the states that it lacks of `length` tokens."""
         for index, layer in enumerate(self.layers):
             first = int(cache.get_seq_length(index))
-            cache.update(layer.keys[:, :, first:length], layer.values[:, :, first:length], index)
+            positions = {"cache_position": self.positions[first:length]}  # which releases before 5 read
+            cache.update(layer.keys[:, :, first:length], layer.values[:, :, first:length], index, positions)
 
 
 class State:
@@ -111,10 +106,11 @@ class State:
     def begin(self, call: GenerateCall, tokens: Tensor) -> None:
         """Prepare for steps after `tokens`: the call's, or these and a new one, before which the call's cache ends."""
         is_prompt = tokens is call.input_ids
-        if is_prompt:
-            self.cache.begin(tokens.shape[1] - 1)
-        else:
-            self.cache.begin(int(call.cache.get_seq_length()), call.kwargs.get("attention_mask"))
+        length = tokens.shape[1] - 1 if is_prompt else int(call.cache.get_seq_length())
+        mask = None if is_prompt else call.kwargs.get("attention_mask")  # zero for padding
+        self.cache.position.fill_(length)
+        self.cache.mask.zero_()[..., :length] = True if mask is None else mask[:, None, None, :length] != 0
+        if not is_prompt:
             self.cache.take(call.cache)
         self.ids.copy_(tokens[:, -1:].expand_as(self.ids))
         self.ids[:, : tokens.shape[1]] = tokens
@@ -163,7 +159,9 @@ class State:
             options["attention_mask"] = masks if call.takes_masks_by_type else next(iter(masks.values()))
         if positions is not None:
             options["position_ids"] = positions
-        inputs = model.prepare_inputs_for_generation(ids, use_cache=True, **options, **{call.cache_name: cache})
+        options |= {"use_cache": True, call.cache_name: cache}
+        options |= {"cache_position": self.cache.position} if IS_4 else {}
+        inputs = {"input_ids": ids, **options} if IS_4 else model.prepare_inputs_for_generation(ids, **options)
         logits = forward(**inputs, return_dict=True).logits[:, -1]
         if prompt:
             self.cache.take(cache)
@@ -180,7 +178,7 @@ class State:
     def finish(self, call: GenerateCall, logits: Tensor) -> None:
         """Choose a token by its logits, and find out which sequences end; or keep the logits."""
         if call.by_hand is None:
-            self._choose(logits, call, self.ids, {})
+            self.choose(logits, call, self.ids, {})
             self.end(call)
             return
         if self.logits is None or self.logits.shape != logits.shape:
@@ -188,13 +186,8 @@ class State:
                 self.logits = torch.empty_like(logits, dtype=torch.float32)
         self.logits.copy_(logits)
 
-    def choose_by_hand(self, call: GenerateCall, length: int, kept: dict[str, Any]) -> None:
-        """Choose tokens outside of a graph, after the logits of a step. `kept` gets the scores and the logits."""
-        self._choose(self.logits.clone(), call, self.ids[:, :length], kept)
-        self.end(call, call.criteria(self.ids[:, : length + 1], kept.get("scores")))
-
-    def _choose(self, scores: Tensor, call: GenerateCall, ids: Tensor, kept: dict[str, Any]) -> None:
-        """Choose tokens by scores, [batch, vocabulary], and append them."""
+    def choose(self, scores: Tensor, call: GenerateCall, ids: Tensor, kept: dict[str, Any]) -> None:
+        """Choose tokens by scores, [batch, vocabulary], and append them. `kept` gets the scores and the logits."""
         if kept.get("logits") is not None:
             kept["logits"] += (scores,)
         for processor in call.processors:

@@ -10,14 +10,14 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map, tree_unflatten
+from torch.utils._pytree import tree_map, tree_map_only, tree_unflatten
 
 from .calls import Call, Refused, is_value, refuse_if, take_apart
 from .decoding import fuse_step
 from .fusions import fuse
 from .gpu import Gpu, on_device_of
 from .kernel_set import PLAIN_TENSORS, is_forward_mode, is_transformed, is_watched
-from .recording import Recording
+from .recording import record
 from .report import GraphCounts, Report
 from .snapshots import Snapshot
 
@@ -85,14 +85,20 @@ class Captures:
         """
         if not self.counts.held:  # the memory of a pool without graphs is gone
             self._pool, self._pool_bytes = self._gpu.new_pool(), 0
+        run, recordings = forward, []
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            recordings.append(record(self._cls, forward, args, kwargs))
+            return recordings[0].output
+
         if passes is not None:
-            recording = Recording(self._cls)
-            call(lambda *args, **kwargs: recording.record(forward, args, kwargs))
+            call(recorded)
+            (recording,) = recordings
             refuse_if((recording.writes_inputs, "it cannot be captured: it writes into its arguments"))
             self._report.add(recording.module.graph, fuse(recording.module), self._cls)
             for replace in passes:
                 replace(recording.module)
-        run = forward if passes is None else recording.run
+            run = recording.run
         replay, result, used = self._gpu.capture(lambda: finish(call(run)), self._pool, device)
         self._pool_bytes += used
         return replay, result
@@ -111,13 +117,9 @@ class _Shape:
     refused: Optional[str] = None  # why there is no graph
 
     def launch(self, replay: Callable[[], None]) -> Any:
-        def take_out(leaf: Any) -> Any:
-            if isinstance(leaf, Tensor):
-                return leaf.clone()
-            return leaf() if isinstance(leaf, weakref.ref) else leaf
-
         replay()
-        return tree_map(take_out, self.output)
+        copies = tree_map_only(Tensor, torch.clone, self.output)
+        return tree_map_only(weakref.ref, lambda cache: cache(), copies)
 
 
 class GraphRunner(Captures):

@@ -8,6 +8,7 @@ place of some (`fusions`), and the rest is captured without the model's Python. 
 import operator
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
@@ -20,7 +21,7 @@ from torch.fx.node import map_aggregate
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from .calls import Refused, is_value, refuse_if
 from .kernel_set import DEVICE, PLAIN_TENSORS, is_transformed, off
@@ -29,45 +30,43 @@ from .matching import changes
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
+@dataclass(frozen=True)
 class Recording:
     """The calls of Torch in one forward, and whether it writes into the tensors of its arguments."""
 
-    def __init__(self, cls: type) -> None:
-        self._cls = cls
-
-    def record(self, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Return the fake result of `forward(*args, **kwargs)`, whose calls make up the graph, or raise `Refused`."""
-        # Else Torch gives fake tensors an address: 0.
-        with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
-            writer = _Writer(self._cls, FakeTensorMode())
-        args, kwargs = tree_map(writer.add_input, (args, kwargs))
-        try:
-            # Compiled and accelerated parts run their own Python, whose calls are recorded.
-            stance = torch.compiler.set_stance("force_eager")
-            enters = register_module_forward_pre_hook(writer.enter)
-            leaves = register_module_forward_hook(writer.leave, always_call=True)
-            with stance, off(), enters, leaves, writer.fakes, _Dispatched(writer), writer:
-                output = forward(*args, **kwargs)
-            leaves_of_output, self._structure = tree_flatten(output)
-            results = [leaf for leaf in leaves_of_output if isinstance(leaf, Tensor)]
-            writer.follow_autocast()
-            inputs = (node.meta["example_value"] for node in writer.graph.nodes if node.op == "placeholder")
-            self.writes_inputs = not writer.written.isdisjoint(fake.untyped_storage()._cdata for fake in inputs)
-            writer.graph.output(list(map(writer.node_of, results)))
-        except Exception as error:
-            name = "" if isinstance(error, Refused) else f"{type(error).__name__}: "
-            reason = writer.obstacle or f"{name}{error}".strip().partition("\n")[0]
-            raise Refused(f"it cannot be captured: {reason}") from None
-        self._leaves = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves_of_output]
-        # From the tensors in the arguments to a list of those in the result.
-        self.module = GraphModule(writer.constants, writer.graph)
-        return output
+    module: GraphModule  # from the tensors in the arguments to a list of those in the result
+    output: Any  # the fake result
+    writes_inputs: bool
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result for other tensors in the arguments, by the calls of the graph."""
         inputs = (leaf for leaf in tree_leaves((args, kwargs)) if type(leaf) in PLAIN_TENSORS)
         results = iter(Interpreter(self.module).run(*inputs))
-        return tree_unflatten([next(results) if leaf is Tensor else leaf for leaf in self._leaves], self._structure)
+        return tree_map_only(Tensor, lambda _: next(results), self.output)
+
+
+def record(cls: type, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Recording:
+    """Record `forward(*args, **kwargs)` of a model of class `cls`, or raise `Refused`."""
+    # Else Torch gives fake tensors an address: 0.
+    with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
+        writer = _Writer(cls, FakeTensorMode())
+    args, kwargs = tree_map(writer.add_input, (args, kwargs))
+    try:
+        # Compiled and accelerated parts run their own Python, whose calls are recorded.
+        stance = torch.compiler.set_stance("force_eager")
+        enters = register_module_forward_pre_hook(writer.enter)
+        leaves = register_module_forward_hook(writer.leave, always_call=True)
+        with stance, off(), enters, leaves, writer.fakes, _Dispatched(writer), writer:
+            output = forward(*args, **kwargs)
+        writer.follow_autocast()
+        inputs = (node.meta["example_value"] for node in writer.graph.nodes if node.op == "placeholder")
+        writes_inputs = not writer.written.isdisjoint(fake.untyped_storage()._cdata for fake in inputs)
+        writer.graph.output([writer.node_of(leaf) for leaf in tree_leaves(output) if isinstance(leaf, Tensor)])
+    except Exception as error:
+        name = "" if isinstance(error, Refused) else f"{type(error).__name__}: "
+        reason = writer.obstacle or f"{name}{error}".strip().partition("\n")[0]
+        raise Refused(f"it cannot be captured: {reason}") from None
+    return Recording(GraphModule(writer.constants, writer.graph), output, writes_inputs)
 
 
 class _Writer(TorchFunctionMode):

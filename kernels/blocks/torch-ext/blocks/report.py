@@ -50,20 +50,28 @@ def _versions() -> dict[str, str]:
     return kernel_set.VERSIONS | {library: str(version) for library, version in loaded.items() if version is not None}
 
 
-@dataclass(repr=False)
+@dataclass(repr=False, eq=False)
 class Report:
     """A model's replaced modules, the modules left, and the reasons: a table by `print(report)` and in notebooks."""
 
-    # By class of module, and operation or reason: the number of modules.
-    replaced: Counter[tuple[str, str]] = field(default_factory=Counter)
-    left: Counter[tuple[str, str]] = field(default_factory=Counter)
+    parts: Sequence["Report"] = ()  # of a pipeline: the reports of its models
     notes: list[str] = field(default_factory=list)  # further notices, a sentence each
     versions: dict[str, str] = field(default_factory=_versions)  # of this package, its kernels, and loaded libraries
     # By model: the counts of its CUDA graphs, and of its `generate`, which grow with every call.
     graphs: dict[str, GraphCounts] = field(default_factory=dict)
     generation: dict[str, GraphCounts] = field(default_factory=dict)
     check: Optional[Comparison] = None  # if `accelerate` was asked to check
+    _replaced: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _left: Counter[tuple[str, str]] = field(default_factory=Counter)
     _counted: set[tuple[str, ...]] = field(default_factory=set)
+
+    @property  # by class of module, and operation or reason: the number of modules
+    def replaced(self) -> Counter[tuple[str, str]]:
+        return sum((part.replaced for part in self.parts), self._replaced)
+
+    @property
+    def left(self) -> Counter[tuple[str, str]]:
+        return sum((part.left for part in self.parts), self._left)
 
     def add(self, graph: Graph, misses: Sequence[tuple[Node, str]], cls: type, owner: str = "") -> None:
         """Add a graph of a module of class `cls`, and the operations of it that a kernel almost computes.

@@ -6,7 +6,6 @@ cosines and sines are. The result is that of the formula for a rotation, however
 
 import contextlib
 import itertools
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Optional
 
@@ -34,7 +33,10 @@ class _Unknown(Exception):
 
 
 class _Rows:
-    """Runs operations on one row of a value: each of the leading dimensions has one element."""
+    """Runs operations on one row of a value: each of the leading dimensions has one element.
+
+    `run` goes from a result back to the value, by operations that compute each row of it alone.
+    """
 
     def __init__(self, x: Node) -> None:
         self._x, self._leading = x, value(x).dim() - 1
@@ -48,31 +50,28 @@ class _Rows:
         self.nodes += [part for part in (node, inner) if isinstance(part, Node)]
         if inner is self._x:
             return self.row.view(*[1] * self._leading, -1)
-        node, name = inner, operation(inner)
-        is_later = name == "empty_like" or (name and node > self._x)  # as all nodes that depend on x
+        name, stores = operation(inner), assignments_to(inner)
+        is_later = stores or (name and inner > self._x)  # as all nodes that depend on x
         if not is_later or len(self.nodes) > _MOST:
             raise _Unknown
-        if name == "mul" and len(node.args) == 2:
-            return self._product(*node.args)
-        if name == "empty_like":
-            parts = [self.run(store.args[2]) for store in assignments_to(node)]
-            if [store.args[1] for store in assignments_to(node)] == _PAIRS:
-                return torch.stack(parts, -1).flatten(-2)
-        if name == "cast" and dtype_of(node.args[0]) in WIDE and operation(node.args[0]) in ("add", "sub"):
-            return self.run(node.args[0])  # it rounds a sum
-        if name in _SHAPES:
-            given, full = self.run(node.args[0]), shape_of(node)
-            leading, shape = full[: self._leading], full[self._leading :]
-            if leading == shape_of(node.args[0])[: self._leading] and all(type(size) is int for size in shape):
+        if [store.args[1] for store in stores] == _PAIRS:
+            return torch.stack([self.run(store.args[2]) for store in stores], -1).flatten(-2)
+        if name == "mul" and len(inner.args) == 2:
+            return self._product(*inner.args)
+        if name == "cast" and dtype_of(inner.args[0]) in WIDE and operation(inner.args[0]) in ("add", "sub"):
+            return self.run(inner.args[0])  # it rounds a sum
+        if name in _SHAPES and shape_of(inner)[: self._leading] == shape_of(inner.args[0])[: self._leading]:
+            given, shape = self.run(inner.args[0]), shape_of(inner)[self._leading :]
+            if all(type(size) is int for size in shape):
                 return given.reshape(*[1] * self._leading, *shape)
         if name in _FOLLOWED:
-            args, kwargs = map_arg(node.args, self.run), map_arg(node.kwargs, self.run)
-            call = getattr(args[0], node.target) if node.op == "call_method" else partial(node.target, args[0])
+            args, kwargs = map_arg(inner.args, self.run), map_arg(inner.kwargs, self.run)
+            call = getattr(args[0], inner.target) if inner.op == "call_method" else partial(inner.target, args[0])
             try:
                 result = call(*args[1:], **kwargs)
             except (IndexError, RuntimeError):  # a part of a leading dimension
                 raise _Unknown from None
-            if isinstance(result, tuple) or shape_of(node)[: self._leading] == shape_of(self._x)[: self._leading]:
+            if isinstance(result, tuple) or shape_of(inner)[: self._leading] == shape_of(self._x)[: self._leading]:
                 return result
         raise _Unknown
 
@@ -93,20 +92,8 @@ def _random(*sizes: int, is_complex: bool = False) -> Tensor:
     return torch.rand(sizes, generator=_numbers, dtype=dtype, device="cpu")
 
 
-@dataclass
-class Rotation:
-    """The rotated value, its tables, the kind of its pairs, and the operations that compute it."""
-
-    x: Node
-    cos: Node
-    sin: Node
-    pairs: str
-    width: Optional[int]  # how many elements at the start of a head are rotated, if not all
-    nodes: list[Node]
-
-
-def rotation_in(editor: Editor, node: Node) -> Optional[Rotation]:
-    """Return the rotation whose result a node is, or None. The editor notes one that no kernel computes."""
+def _rotation_of(editor: Editor, node: Node) -> Any:
+    """Return x, tables, the kind of pairs, a width and the operations of a rotation; or None: the editor notes why."""
     is_rounded = operation(node) == "cast" and dtype_of(node.args[0]) in WIDE
     root = node.args[0] if is_rounded else node
     products: list[Node] = [*filter(is_tensor, _products_in(root))]
@@ -120,7 +107,7 @@ def rotation_in(editor: Editor, node: Node) -> Optional[Rotation]:
                 kind = _kind_of(rows.row, rows.tables[cos], rows.tables[sin], result)
                 if kind is not None:
                     kept = [part for part in (node, *rows.nodes) if part is not x and operation(part) != "empty_like"]
-                    return Rotation(x, cos, sin, *kind, kept)
+                    return x, cos, sin, *kind, kept
             is_matrix = any(table.dim() > 1 for table in rows.tables.values())
             reasons = "it rotates pairs as no kernel does", "it multiplies pairs by matrices that need not rotate them"
             editor.unrotated |= {node: reasons[is_matrix]} if len(rows.tables) > 1 else {}
@@ -169,42 +156,45 @@ def _kind_of(x: Tensor, cos: Tensor, sin: Tensor, result: Tensor) -> Optional[tu
     return None
 
 
-def assignments_to(node: Node) -> list[Node]:
+def assignments_to(node: Any) -> list[Node]:
     """Return the two assignments that fill a new tensor, if it is one."""
-    return sorted(user for user in node.users if operation(user) == "setitem" and operation(node) == "empty_like")
+    users = node.users if operation(node) == "empty_like" else ()
+    return sorted(user for user in users if operation(user) == "setitem")
 
 
 def rotate(editor: Editor, node: Node) -> None:
     """Replace a rotation of one value."""
-    rotation = rotation_in(editor, node) if fits(node) and value(node).dim() in (3, 4) else None
-    if rotation is None or not fits(rotation.x, dtype_of(node)) or shape_of(rotation.x) != shape_of(node):
+    found = _rotation_of(editor, node) if fits(node) and value(node).dim() in (3, 4) else None
+    if found is None or not fits(found[0], dtype_of(node)) or shape_of(found[0]) != shape_of(node):
         return
-    x = rotation.x
-    width, table = rotation.width or shape_of(x)[-1], shape_of(rotation.cos)
-    has_entries = table[-1:] in ((width,), (width // 2,)) and shape_of(rotation.sin) == table
+    x, cos, sin, pairs, rotary_dim, nodes = found
+    width, table = rotary_dim or shape_of(x)[-1], shape_of(cos)
+    has_entries = table[-1:] in ((width,), (width // 2,)) and shape_of(sin) == table
     layout = _layout(shape_of(x), table) if has_entries else None
     # Without gradients, a part of a tensor is rotated where it is, if the model writes it there, as in CogVideoX.
     back = [user for user in node.users if operation(user) == "setitem" and user.args == (*x.args, node)]
-    is_apart = not any(shares_memory(table, x) for table in (rotation.cos, rotation.sin))
+    is_apart = not any(shares_memory(table, x) for table in (cos, sin))
     is_back = is_part(x) and len(back) == len(node.users) == 1 and is_apart and not torch.is_grad_enabled()
     stores = back if is_back else assignments_to(node)
     place = stores[-1] if stores else node
-    may_join = editor.may_join(rotation.nodes, place, stores)
+    may_join = editor.may_join(nodes, place, stores)
     is_used_later = all(user > place for user in node.users if user not in stores)
     if layout is None or value(x).stride(-1) != 1 or not may_join or not is_used_later:
         return
     is_heads_first, dim_of_heads = layout
     if editor.is_written(node, value(node).transpose(1, 2) if is_heads_first else value(node)):
         return
-    parts = (torch.real, torch.imag) if value(rotation.cos).is_complex() else (None, None)
-    tables = [_table(editor, place, *of, dim_of_heads) for of in zip((rotation.cos, rotation.sin), parts)]
+    parts = (torch.real, torch.imag) if value(cos).is_complex() else (None, None)
+    tables = [_table(editor, place, *of, dim_of_heads) for of in zip((cos, sin), parts)]
     if not all(map(fits, tables)) or dtype_of(tables[0]) != dtype_of(tables[1]):
         editor.misses.append((node, "its rotary tables are not tensors of one dtype that the kernel reads"))
         return
-    heads = x if value(x).dim() == 4 else editor.insert_view(place, "unsqueeze", x, 2)
-    if is_heads_first:
-        heads = _tokens_first(editor, place, x)
-    options = {"pairs": rotation.pairs, "rotary_dim": rotation.width, "inplace": is_back}
+    swaps = operation(x) in ("transpose", "permute") and x.args[1:] in ((1, 2), (2, 1), (0, 2, 1, 3), ((0, 2, 1, 3),))
+    if is_heads_first:  # they stay where they are in memory
+        heads = x.args[0] if swaps else editor.insert_view(place, "transpose", x, 1, 2)
+    else:
+        heads = x if value(x).dim() == 4 else editor.insert_view(place, "unsqueeze", x, 2)
+    options = {"pairs": pairs, "rotary_dim": rotary_dim, "inplace": is_back}
     options = {name: option for name, option in options.items() if option}
     call = editor.insert(place, rope3d.apply_rotary, (heads, None, *tables), options)
     new = editor.insert_part(place, call, 0, like=heads)
@@ -237,14 +227,6 @@ def _table(editor: Editor, place: Node, table: Node, part: Any, dim: Optional[in
     if before is not place:
         editor.copies[table, part, dim] = node
     return node
-
-
-def _tokens_first(editor: Editor, before: Node, x: Any) -> Any:
-    """Return `x.transpose(1, 2)`: heads stay where they are in memory."""
-    swaps = operation(x) == "transpose" and {*x.args[1:]} == {1, 2}
-    if swaps or (operation(x) == "permute" and x.args[1:] in ((0, 2, 1, 3), ((0, 2, 1, 3),))):
-        return x.args[0]
-    return editor.insert_view(before, "transpose", x, 1, 2)
 
 
 def _layout(shape: tuple[Any, ...], table: tuple[Any, ...]) -> Optional[tuple[bool, Optional[int]]]:

@@ -23,9 +23,8 @@ _NOT_READ = {"_backward_hooks", "_backward_pre_hooks", "_non_persistent_buffers_
 _NOT_READ |= {f"{name}_{kind}" for name in _HOOKS for kind in ("with_kwargs", "always_called")}
 _NOT_READ |= {"_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"}
 # At the root, these run outside of the forward. They hold the root, which a snapshot must not keep alive.
-# The last two are for `generate` of transformers, which writes the second.
 _AROUND_THE_ROOT = {"forward", "_old_forward", "_hf_hook", "_diffusers_hook", *_HOOKS}
-_AROUND_THE_ROOT |= {"generation_config", "_previous_max_cache_length"}
+_AROUND_THE_ROOT |= {"generation_config", "_previous_max_cache_length"}  # for `generate`, which writes the second
 _OPAQUE = (
     *(type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType),
     *(enum.Enum, logging.Logger, weakref.ref, torch.dtype, str, bytes, int, float, type(None)),
@@ -122,7 +121,7 @@ class Snapshot:
                     self._owners.append(container)
                     self._keys.append(key)
                     self._tensors.append(value)
-                elif id(value) not in seen and key not in _NOT_READ and not isinstance(value, _OPAQUE):
+                elif id(value) not in seen and not isinstance(value, _OPAQUE) and key not in {*_NOT_READ, *unread}:
                     seen.add(id(value))
                     part = "" if key in ("_modules", *_WEIGHTS) else key
                     waiting.append((value, f"{name}.{part}".strip(".")))
