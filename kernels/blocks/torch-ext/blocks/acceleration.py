@@ -44,7 +44,8 @@ def accelerate(
 
     Raises:
         TypeError: If `model` or `check` is of another type.
-        ValueError: If a pipeline without a denoiser should be checked, or an option fits no other.
+        ValueError: If a pipeline without a denoiser should be checked, if `scope` has another value, if it is
+            `"model"` together with `graphs`, or if `logits=False` is given with another scope than `"model"`.
     """
     if scope not in (None, "model", "blocks"):
         raise ValueError(f'blocks: scope must be "model" or "blocks", not {scope!r}')
