@@ -82,6 +82,13 @@ def test_float16_gradients_under_a_loss_scale(classes, logit, mean, scale, optio
     assert all(errors[fused, name] <= 1.1 * errors[formula, name] for name in ("x", "weight")), errors
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_factor_of_the_loss_is_not_rounded_to_the_dtype(dtype):
+    *tensors, target = arguments(64, 32, 128, dtype)
+    for whole, third in zip(*(torch.autograd.grad(fused(*tensors, target) / n, tensors[:2]) for n in (1, 3))):
+        assert abs(3 * third.double().norm() / whole.double().norm() - 1) < 5e-4
+
+
 def test_chunks_add_up(monkeypatch):
     """Rows of nine chunks, of which the last is shorter, in several dimensions."""
     monkeypatch.setattr(sys.modules[kernel.linear_cross_entropy.__module__], "_LEAST_BYTES", 0)

@@ -185,7 +185,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss, *ctx.grads = _linear_cross_entropy(input, weight, bias, target, *options, ctx.wanted)
         ctx.power = None
         if loss.dim() > 0:
-            loss, ctx.power = loss[0].clone(), loss[1:]
+            loss, ctx.power = loss[0].clone(), loss[1]
         ctx.save_for_backward(input, weight, bias, target)
         ctx.options = options
         return loss
@@ -199,9 +199,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grads = gradients(lambda *given: _formula(*given, target, ctx.options), tensors, (), (grad,))
             return *grads, None, None
         if ctx.power is not None:
-            # A GPU would round a factor without dimensions to float16. The product with one that has a dimension is
-            # float32, for which the CPU would copy the gradients.
-            grad = grad / ctx.power if grad.is_cuda else grad / ctx.power[0]
+            grad = grad / ctx.power
+        # A GPU rounds a factor without dimensions to the dtype of the gradients, and a CPU copies them for another one.
+        grad = grad.reshape(1 if grad.is_cuda else ())
         grads = ctx.grads
         try:
             grads = [own.mul_(grad) if wanted else None for own, wanted in zip(grads, ctx.wanted)]
