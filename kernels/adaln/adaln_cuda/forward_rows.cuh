@@ -115,14 +115,6 @@ __device__ __forceinline__ void find_moments(const TiledForward& problem, const 
   constexpr bool kTwoByte = sizeof(T) < sizeof(float);
   float sums[2 * kRows] = {}, pivots[kRows];
   if (problem.centered) {
-    const auto find_averages = [&](int pass) {
-      for_each_vector(position, words, [&](int r, const float (&x)[kWidth], bool has) {
-        add_differences(x, has, pivots[r], sums[2 * r], sums[2 * r + 1]);
-      });
-      average_over_row(problem.average, sums, scratch[pass]);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) means[r] = pivots[r] + sums[2 * r];
-    };
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       pivots[r] = decode(first.x[r]);
@@ -133,6 +125,14 @@ __device__ __forceinline__ void find_moments(const TiledForward& problem, const 
         pivots[r] += decode(first.branch[r]);
       }
     }
+    const auto find_averages = [&](int pass) {
+      for_each_vector(position, words, [&](int r, const float (&x)[kWidth], bool has) {
+        add_differences(x, has, pivots[r], sums[2 * r], sums[2 * r + 1]);
+      });
+      average_over_row(problem.average, sums, scratch[pass]);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) means[r] = pivots[r] + sums[2 * r];
+    };
     find_averages(0);
     // A second pass takes differences from the mean: in float32, for all digits of the mean; in 16 bits, in rows whose
     // first element is an outlier, 8 standard deviations away, since its square costs the variance its digits. Rows of

@@ -37,7 +37,7 @@ __device__ __forceinline__ Sums shuffled(const Sums& sums, int distance) {
 }
 
 // Sums over the threads of a block; each thread gets them.
-__device__ Sums joined_by_block(Sums sums) {
+__device__ __forceinline__ Sums joined_by_block(Sums sums) {
   __shared__ Sums of_warps[kThreads / kWarp];
   const int lane = threadIdx.x % kWarp;
   for (int distance = kWarp / 2; distance > 0; distance /= 2) sums = joined(sums, shuffled(sums, distance));
