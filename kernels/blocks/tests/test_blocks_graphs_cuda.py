@@ -102,7 +102,6 @@ def test_error_inside_a_capture(blocks, fail):
     for _ in range(4):
         x = torch.randn(4, 8, device="cuda")
         assert is_same(model(x), without_graphs(blocks, model, {"x": x}))
-    print(counts)
     if fail is not FAILURES["another stream"]:
         assert counts.held == 0
         assert sum(number for reason, number in counts.eager.items() if "it cannot be captured" in reason) == 3
@@ -160,7 +159,6 @@ def test_decoding_with_a_static_cache(blocks):
         cache = StaticCache(model.config, max_cache_len=64)
         assert torch.equal(decode(model, cache, 40, "cuda"), expected)
         assert int(cache.get_seq_length()) == 44
-    print(counts)
     assert counts.replays == 2 * 37
     cache.reset()
     assert torch.equal(decode(model, cache, 40, "cuda"), expected)
@@ -195,7 +193,6 @@ def test_generate(blocks, name, device):
     for _ in range(3):
         for options, tokens in zip(CALLS, expected, strict=True):
             assert torch.equal(generate_on_gpu(model, **options), tokens), options
-    print(report)
     assert not counts.eager
     assert not counts.eager_steps
     assert counts.replays > 10 * counts.captured
@@ -222,7 +219,6 @@ def test_generate_with_candidates(blocks):
     report = blocks.accelerate(model, graphs=True)
     first, *others = [generate_on_gpu(model, **CALLS[2]) for _ in range(3)]
     assert all(torch.equal(first, tokens) for tokens in others)
-    print(report)
     assert not next(iter(report.generation.values())).eager
 
 
@@ -305,7 +301,6 @@ def test_restore_frees_the_memory(blocks):
     for frames in (2, 4, 40):
         for _ in range(3):
             model(**inputs_on_gpu(frames))
-    print(counts, used(), (allocated, reserved))
     assert counts.held == 3
     blocks.restore(model)
     # cuBLAS keeps a workspace for the stream of the captures.
