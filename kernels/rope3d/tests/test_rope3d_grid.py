@@ -235,9 +235,9 @@ def test_slices_of_a_projection_are_rotated_in_place():
         results.append([*out, *torch.autograd.grad(whole.square().sum(), leaf)])
     assert all(map(torch.equal, *results))
     negated = torch.complex(*random(2, 1, TOKENS, 2, 16)).conj().imag
-    expected, _ = kernel.rope3d(negated.clone(), None, GRID)
-    kernel.rope3d(negated, None, GRID, inplace=True)
-    assert torch.equal(negated, expected)
+    before = negated.clone()
+    kernel.rope3d(negated, None, GRID, inplace=True)  # by the formula, whose roundings are not a GPU kernel's
+    assert_as_good(negated.clone(), before, wan_angles(points(GRID), wan_widths(16)))
 
 
 def test_what_lies_between_is_not_written():
