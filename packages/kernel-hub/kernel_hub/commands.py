@@ -159,10 +159,7 @@ def gc(root: Path, days: float, dry_run: bool, as_json: bool) -> None:
 
 @main.group()
 def token() -> None:
-    """Manage the tokens that may read and write.
-
-    The token file has only their hashes.
-    """
+    """Manage the tokens that may read and write. The token file has only their hashes."""
 
 
 @token.command()

@@ -62,26 +62,31 @@ class TreeEntry:
         return self.large.size if self.large else self.size
 
 
+def read_header(database: pygit2.Odb, oid: str | pygit2.Oid) -> tuple[int, int]:
+    """Return an object's kind and size. pygit2 1.18, the last for Python 3.10, has to read the object."""
+    if hasattr(database, "read_header"):
+        return database.read_header(oid)
+    kind, content = database.read(oid)
+    return kind, len(content)
+
+
 def tree_entry(path: str, item: pygit2.Object, database: pygit2.Odb) -> TreeEntry:
     """Describe a git object that a tree holds at a path. A blob is not read: the database knows its size."""
     if not isinstance(item, pygit2.Blob):
         return TreeEntry(path, str(item.id), is_folder=True)
-    size = database.read_header(item.id)[1]
+    size = read_header(database, item.id)[1]
     large = read_pointer(database.read(item.id)[1]) if size in _POINTER_SIZES else None
     return TreeEntry(path, str(item.id), is_folder=False, size=size, large=large)
 
 
 @dataclass(frozen=True)
 class FileChange:
-    """One change in a commit: a file to write, with its blob, or a file or folder to delete if `blob` is None.
-
-    `large` is the digest of the large file that the blob points to, if it was uploaded before.
-    """
+    """One change in a commit: a file to write, with its blob, or a file or folder to delete if `blob` is None."""
 
     path: str
     blob: str | None = None
     is_folder: bool = False
-    large: str | None = None
+    large: str | None = None  # the digest of the large file that the blob points to, if it was uploaded before
 
 
 @dataclass(frozen=True)
@@ -190,8 +195,5 @@ class NewObjects:
 
     def _move(self, path: Path) -> None:
         target = self._objects / path.parent.name / path.name
-        try:
-            path.rename(target)
-        except FileNotFoundError:
-            target.parent.mkdir(exist_ok=True)
-            path.rename(target)
+        target.parent.mkdir(exist_ok=True)
+        path.rename(target)

@@ -15,7 +15,7 @@ from pygit2.enums import ObjectType, SortMode
 
 from kernel_hub import names
 from kernel_hub.git.command import merge_base
-from kernel_hub.git.objects import CommitInfo, TreeEntry, commit_info, peeled, retry_reading, tree_entry
+from kernel_hub.git.objects import CommitInfo, TreeEntry, commit_info, peeled, read_header, retry_reading, tree_entry
 from kernel_hub.refusals import no_entry, too_large
 
 Id = str | pygit2.Oid
@@ -156,7 +156,7 @@ class GitRevisions:
         Raises:
             Refusal: If this request has read too many.
         """
-        kind, size = retry_reading(partial(self._git.odb.read_header, oid))
+        kind, size = retry_reading(partial(read_header, self._git.odb, oid))
         if kind == ObjectType.COMMIT:
             return self._tree(peeled(self._git, oid, pygit2.Commit).tree_id)
         self.unread -= max(size, FOLDER_BYTES)
