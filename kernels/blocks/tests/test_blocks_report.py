@@ -53,8 +53,8 @@ def test_report_grows_with_traces(blocks):
     assert report.replaced == {("RMSNorm", "RMSNorm"): 2, ("OwnLayerNorm", "LayerNorm, with modulation or without"): 1}
     assert [entry["kernels"] for entry in report.to_dict()["replaced"]] == [["rmsnorm"], ["adaln"]]
     assert dict(report.left) == {
-        ("LayerNorm", "it computes no norm that a kernel does"): 1,
-        ("LayerNorm2d", "it computes no norm that a kernel does"): 1,
+        ("LayerNorm", "no kernel computes this norm"): 1,
+        ("LayerNorm2d", "no kernel computes this norm"): 1,
         ("Reordering", "it rotates pairs as no kernel does"): 1,
         ("Matrices", "it multiplies pairs by matrices that need not rotate them"): 1,
     }
@@ -66,7 +66,7 @@ def test_report_grows_with_traces(blocks):
         "left:",
         "     1 x Matrices      it multiplies pairs by matrices that need not rotate them",
         "     1 x Reordering    it rotates pairs as no kernel does",
-        "     1 x LayerNorm     it computes no norm that a kernel does",
+        "     1 x LayerNorm     no kernel computes this norm",
     ]
     assert repr(report) == str(report)  # which a notebook shows
 
@@ -84,13 +84,13 @@ def test_report_is_json_with_versions(blocks):
 
 
 def test_a_model_that_no_kernel_takes_is_noted(blocks, monkeypatch):
-    note = "the model is in float64, which the kernels do not take: it runs as before"
+    note = "the model is in float64, which the kernels do not support: it runs without them"
     model, inputs = own()
     assert blocks.accelerate(copy.deepcopy(model).double()).notes == [note]
     for module in (blocks.kernel_set, blocks.editing):
         monkeypatch.setattr(module, "DEVICE", "xpu")
     expected, report = run(model, inputs), blocks.accelerate(model)
-    assert report.notes == [f"the kernels are for xpu, and the model is on {DEVICE}: there it runs as before"]
+    assert report.notes == [f"the kernels are for xpu, and the model is on {DEVICE}: it runs without them"]
     assert torch.equal(run(model, inputs), expected) and not report.replaced
 
 

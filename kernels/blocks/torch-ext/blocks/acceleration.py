@@ -81,7 +81,7 @@ def accelerate(
             if report.check is None or report.check.kept == "eager":
                 _restore_root(root)
         if report.check.kept == "eager":
-            reports[name].left.update((cls, "the check kept the model as it was") for cls, _ in reports[name].replaced)
+            reports[name].left.update((cls, "the check kept the eager model") for cls, _ in reports[name].replaced)
             reports[name].replaced.clear()
             report.generation = {}
             report.graphs.pop(name, None)

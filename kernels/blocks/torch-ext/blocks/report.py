@@ -83,7 +83,7 @@ class Report:
             if node.op == "call_function" and node.target in KERNELS_OF:
                 found.append((self.replaced, node, KERNELS_OF[node.target][0]))
             elif operation(node) in _STATISTICS and re.search("[Nn]orm(?![a-z])", _module_of(node, cls)[1]):
-                found.append((self.left, node, "it computes no norm that a kernel does"))
+                found.append((self.left, node, "no kernel computes this norm"))
         for counts, node, text in found:
             path, name = _module_of(node, cls)
             if (owner + path, name, text) not in self._counted:
@@ -142,8 +142,8 @@ def notes_on(roots: Iterable[nn.Module]) -> list[str]:
     dtypes = {tensor.dtype for tensor in tensors if isinstance(tensor, nn.Parameter)}
     notes = []
     if devices and kernel_set.DEVICE not in devices:
-        notes.append(f"the kernels are for {kernel_set.DEVICE}, and the model is on {devices}: there it runs as before")
+        notes.append(f"the kernels are for {kernel_set.DEVICE}, and the model is on {devices}: it runs without them")
     if dtypes and not dtypes & {*kernel_set.DTYPES}:
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-        notes.append(f"the model is in {names}, which the kernels do not take: it runs as before")
+        notes.append(f"the model is in {names}, which the kernels do not support: it runs without them")
     return notes
