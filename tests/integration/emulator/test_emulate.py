@@ -22,7 +22,7 @@ from tests.support.places import ROOT
 Emulate = Callable[..., tuple[int, str]]
 # Kernel -> its tests that take a few seconds: forward, backward, sums over rows, all dtypes, rows of odd lengths.
 KERNELS = {
-    "adaln": "(test_forward or test_sums or test_backward) and ([17- or [1000-)",
+    "adaln": "((test_forward or test_backward) and ([17- or [1000-)) or (test_sums and (layer-17- or rms-1000-))",
     "geglu": "test_strides or test_not_finite or test_subnormal or (test_accuracy and [shape3-)",
     "rmsnorm": "((test_norm or test_norm_of_sum) and ([shape1- or [shape4-)) or test_results_are_equal_to_the_bit",
     "rope3d": "(test_heads and [5-1-80-) or (test_grid and [False-10-) or (test_layouts and [0-token-False-10-)",
