@@ -101,6 +101,7 @@ def test_pipeline(blocks):
     report = blocks.accelerate(pipeline, scope="blocks")
     assert error(video(), expected) < ROUNDING
     assert ("LTXVideoTransformerBlock", "residual sum with gate") in report.replaced
+    assert "residual sum with gate (adaln)" in str(report)
     assert blocks.accelerate(pipeline, check=ltx()[1], scope="blocks").check.accelerated_error < 1e-6
     assert list(blocks.accelerate(pipeline, graphs=True).graphs) == ["transformer"]
     blocks.restore(pipeline)

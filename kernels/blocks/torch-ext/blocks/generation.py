@@ -17,7 +17,7 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria, Stoppin
 
 from .calls import Refused, refuse_if
 from .decoding import fuse_step
-from .generation_call import GenerateCall
+from .generation_call import IS_4, GenerateCall
 from .generation_state import State
 from .gpu import Gpu
 from .graph_runner import Captures
@@ -34,8 +34,8 @@ class Decoder(Captures):
     """Runs the decoding loop of one model."""
 
     def __init__(self, cls: type, report: Report, gpu: Optional[Gpu] = None) -> None:
-        # `generate` makes the positions that a step gets of the first; the second is its static cache before release 5.
-        super().__init__(cls, report, gpu, unread=("rope_deltas", "_cache"))
+        # `generate` makes the positions that a step gets of the first; the second is the static cache of release 4.57.
+        super().__init__(cls, report, gpu, unread=("rope_deltas", "_cache") if IS_4 else ("rope_deltas",))
         self._states: set[State] = set()
         self._free: list[State] = []  # that no call uses, the last used one last
         self._refused: dict[Any, str] = {}
@@ -161,7 +161,7 @@ class Decoder(Captures):
         return type(first)(**{**first, **kept, "sequences": sequences, call.cache_name: call.cache})
 
     def _loop(self, call: GenerateCall, state: State, step: Callable, length: int, kept: dict[str, Any]) -> int:
-        """Launch steps until all sequences are done. Return the number of tokens; the text has `length` before.
+        """Launch steps until all sequences are done. Return the number of tokens, `length` at first.
 
         The host reads the news of a step when the next one is launched, unless it chooses the tokens itself. So when it
         reads that all are done, the GPU computes one step more: random numbers go on the same each time.

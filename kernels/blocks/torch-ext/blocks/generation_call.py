@@ -17,7 +17,7 @@ _LAYERS = DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWin
 _OF_TEXT = {"attention_mask", "position_ids", "use_cache", "tokenizer", "cache", "past_key_values"}
 # The prefill has read embeddings, images and sounds.
 _OF_PREFILL = {"inputs_embeds", *getattr(generation_utils, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", ())}
-# Releases before 5: the inputs of a step have its position in the cache, and caches do not tell who made them.
+# Release 4.57: the inputs of a step have its position in the cache, and caches do not tell who made them.
 IS_4 = not hasattr(generation_utils, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL")
 # The types of new tokens, from that of the last one, as transformers' loop has them.
 _TYPES = {"token_type_ids": torch.clone, "mm_token_type_ids": torch.zeros_like}
@@ -71,10 +71,7 @@ class GenerateCall:
             (asked not in (None, "static"), f"the caller asked for a cache: {asked}"),
             (type(self.cache) not in (DynamicCache, StaticCache), f"its cache is a {type(self.cache).__name__}"),
             (mask is not None and mask.dim() != 2, "its attention mask is not one of tokens"),
-            (
-                IS_4 and self.position_ids is not None,
-                "transformers 4 repeats the last of its position_ids",
-            ),
+            (IS_4 and self.position_ids is not None, "transformers 4 repeats the last of its position_ids"),
         )
         if IS_4 and mask is not None:
             self.position_ids = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)

@@ -38,8 +38,9 @@ def add_graphs(model: nn.Module, report: Report) -> GraphCounts:
 def add_generation(model: nn.Module, report: Report) -> dict[str, GraphCounts]:
     """Let the model that generates, or as in adapters one inside of it, capture decoding steps. Return its counts."""
     library: Any = sys.modules.get("transformers.generation.utils")
-    if not hasattr(library, "GENERATION_MODES_MAPPING"):  # releases before 4.57 decode otherwise
-        return {}
+    version = getattr(sys.modules.get("transformers"), "__version__", "")
+    if not version.startswith("4.57.") and not hasattr(library, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL"):
+        return {}  # other releases decode otherwise
     module = next((part for part in model.modules() if isinstance(part, library.GenerationMixin)), None)
     if module is not None and module not in decoders:
         from .generation import Decoder  # it imports transformers

@@ -115,7 +115,7 @@ class Report:
         for title, counts in (("replaced", self.replaced), ("left", self.left)):
             lines += [f"{title}:"] if counts else []
             for (name, text), number in counts.items():
-                by = f" ({_PACKAGES[text]})" if counts is self.replaced and text in _PACKAGES else ""
+                by = f" ({_PACKAGES[text]})" if title == "replaced" and text in _PACKAGES else ""
                 lines.append(f"  {number:4} x {name:{width}}  {text}{by}")
         parts: dict[str, Any] = {f"graphs of {name}": counts for name, counts in self.graphs.items()}
         parts |= {f"generate of {name}": counts for name, counts in self.generation.items()}
