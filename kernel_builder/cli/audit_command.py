@@ -41,7 +41,7 @@ def audit(name: str, variant: str | None, allow: tuple[str, ...], as_json: bool,
     """Describe a published kernel without running it.
 
     Lists the variants with their requirements, the device code by architecture, the kernels, the needed libraries, the
-    ops, the origin, and the findings of all checks that do not need the whole file. Downloads only a binary's headers
+    ops, the origin, and the findings of all checks that do not need a whole binary. Of a binary, downloads only headers
     and tables.
 
     The exit code is 1 if a check finds an error or a call that ends the process, or if no variant loads here.

@@ -63,7 +63,7 @@ selection_options = together(
     ),
     whole_option,
     click.option(
-        "-j", "--jobs", "--max-jobs", "--cores", "jobs", type=click.IntRange(min=1), help="The largest number of cores."
+        "-j", "--jobs", "--max-jobs", "--cores", "jobs", type=click.IntRange(min=1), help="Use at most this many cores."
     ),
     _public_build_option,
 )
