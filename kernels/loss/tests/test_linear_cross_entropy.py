@@ -140,11 +140,28 @@ def test_a_second_backward_pass_and_one_of_a_batch_compute_the_same(dtype):
     x, weight, _, target = arguments(4, 16, 32, dtype)
     close = {"rtol": 2e-3, "atol": 2e-4} if dtype == torch.float16 else {}
     loss = fused(x, weight, None, target)
-    batch = torch.autograd.grad(loss, (x, weight), torch.tensor([1.0, 2.0], device=DEVICE), True, is_grads_batched=True)
+    factors = torch.tensor([1.0, 2.0], device=DEVICE)
+    batch = torch.autograd.grad(loss, (x, weight), factors, True, is_grads_batched=True)
     first = [grad.clone() for grad in torch.autograd.grad(loss, (x, weight), retain_graph=True)]
     for actual, expected, both in zip(torch.autograd.grad(loss, (x, weight)), first, batch):
         torch.testing.assert_close(actual, expected, **close)
         torch.testing.assert_close(both, torch.stack((expected, 2 * expected)), **close)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("largest", [10.0, 1000.0, 20000.0])
+def test_float16_gradients_of_a_z_loss_are_finite(largest, reduction):
+    rows, hidden = 256, 8
+    x, weight = torch.ones(rows, hidden, device=DEVICE), torch.zeros(4, hidden, device=DEVICE)
+    weight[0] = largest / hidden
+    target = torch.ones(rows, dtype=torch.int64, device=DEVICE)
+    options = {"z_loss": 10 / largest, "reduction": reduction}
+    actual, expected = (
+        with_gradients(function, (*(t.to(dtype).requires_grad_() for t in (x, weight)), None), target, options)
+        for function, dtype in ((fused, torch.float16), (formula, torch.float64))
+    )
+    for value, exact in zip(actual, expected):
+        torch.testing.assert_close(value.double(), exact, rtol=5e-3, atol=1e-6)
 
 
 def test_autocast_computes_logits_in_its_dtype():

@@ -1,5 +1,6 @@
 """The public function, and the fake and the gradients of its op."""
 
+import math
 from typing import Optional
 
 import torch
@@ -118,7 +119,7 @@ def _linear_cross_entropy(
         of_weight.zero_()
     sums = torch.zeros(of_bias.shape, dtype=torch.float32, device=input.device)
     step, scaled = _rows_of_chunk(input, weight), input.dtype == torch.float16 and any(wanted)
-    power = _power(input, scale, reduction, z_loss, wanted) if scaled else None
+    power = _power(input, weight, bias, scale, reduction, softcap, z_loss, wanted) if scaled else None
     scale_of_grads = scale * power if scaled else scale
     for start in range(0, len(input), step):
         chunk, part = input[start : start + step], slice(start, start + step)
@@ -135,19 +136,25 @@ def _linear_cross_entropy(
     return torch.stack((loss, power)) if scaled else loss, of_input, of_weight, of_bias.copy_(sums)
 
 
-def _power(input, scale, reduction, z_loss, wanted):
+def _power(input, weight, bias, scale, reduction, softcap, z_loss, wanted):
     """Return the power of two that brings gradients of float16 near the end of its range, but never past it.
 
     A gradient of a logit is at most `scale`. One of the weight sums its products with a column of `input`, and is at
     most sqrt(rows) times the norm of this column (Cauchy-Schwarz); one of the bias is at most the number of rows. The
-    z-loss multiplies them by `1 + 2 * z_loss * lse`, with lse at most 128.
+    z-loss multiplies them by `1 + 2 * z_loss * lse`; lse is at most the largest logit plus log(classes).
     """
     rows, scale = len(input), scale.clamp(max=1)  # without a row it is infinite
     most = torch.ones_like(scale) if reduction == "mean" else scale * rows
     if wanted[1] and input.numel() > 0:
         norm = torch.linalg.vector_norm(input, dim=0, dtype=torch.float32).amax()
         most = torch.maximum(most, norm * (scale.sqrt() if reduction == "mean" else rows**0.5))
-    limit = torch.maximum(most / 2**13, scale) * (1 + 256 * abs(z_loss))
+    limit = torch.maximum(most / 2**13, scale)
+    if z_loss != 0 and input.numel() > 0:
+        largest = torch.full_like(scale, softcap)
+        if softcap <= 0:
+            of_rows = (torch.linalg.vector_norm(x, dim=1, dtype=torch.float32).amax() for x in (input, weight))
+            largest = math.prod(of_rows) + (0 if bias is None else bias.abs().amax())
+        limit = limit * (1 + 2 * abs(z_loss) * (largest + math.log(len(weight))))
     return 4 * torch.frexp(limit).mantissa / limit
 
 
@@ -200,15 +207,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
             return *grads, None, None
         if ctx.power is not None:
             grad = grad / ctx.power
-        # A GPU rounds a factor without dimensions to the dtype of the gradients, and a CPU copies them for another one.
-        grad = grad.reshape(1 if grad.is_cuda else ())
-        grads = ctx.grads
+        # On a GPU, a factor without dimensions would be rounded to the dtype of the gradients. On a CPU, one with a
+        # dimension would make Torch copy them.
+        factor = grad.reshape(1 if grad.is_cuda else ())
+        grads, ctx.grads = ctx.grads, None
         try:
-            grads = [own.mul_(grad) if wanted else None for own, wanted in zip(grads, ctx.wanted)]
-            ctx.grads = None
+            results = [own.mul_(factor) if wanted else None for own, wanted in zip(grads, ctx.wanted)]
         except RuntimeError:  # a batch of gradients, whose products do not fit into those of the forward pass
-            grads = [(own * grad).to(own.dtype) if wanted else None for own, wanted in zip(grads, ctx.wanted)]
-        return *grads, None, None
+            ctx.grads, factor = grads, grad.reshape(1)
+            results = [(own * factor).to(own.dtype) if wanted else None for own, wanted in zip(grads, ctx.wanted)]
+        return *results, None, None
 
 
 def _formula(input, weight, bias, target, options):
