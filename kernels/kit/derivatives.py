@@ -31,13 +31,19 @@ def is_forward_mode() -> bool:
     return FORWARD_AD[LEVEL] >= 0
 
 
-def transform_with(name: str, formula: Callable[..., Any], key: str = "FuncTorchDynamicLayerFrontMode") -> None:
-    """Let transforms of `torch.func`, also those that `torch.compile` traces, compute an op by its formula.
+def transform_with(name: str, formula: Callable[..., Any]) -> None:
+    """Let transforms of `torch.func`, also those that `torch.compile` traces, compute an op by its formula."""
+    torch.library.impl(add_op_namespace_prefix(name), "FuncTorchDynamicLayerFrontMode")(formula)
 
-    With the key `"Negative"`, the formula computes an op in place on negated views, such as `x.conj().imag`: Torch's
-    own fallback fails if an optional tensor is None, and has then written some results.
-    """
-    torch.library.impl(add_op_namespace_prefix(name), key)(formula)
+
+def refuse_negated(*names: str) -> None:
+    """Let ops in place refuse negated views. Torch's own fallback can fail when it has written some results."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise RuntimeError("no argument may be a negated view, such as x.conj().imag: pass resolve_neg() of it")
+
+    for name in names:
+        torch.library.impl(add_op_namespace_prefix(name), "Negative")(refuse)
 
 
 class _Probe(torch.autograd.Function):

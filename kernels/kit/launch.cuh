@@ -95,7 +95,7 @@ inline cudaError_t current_device_properties(DeviceProperties* properties) {
 // Shared memory of a block that is not dynamic: at most 1 KiB of static memory, and the 1 KiB that CUDA reserves.
 constexpr int kReservedBytes = 2048;
 
-// Lets a kernel have all other shared memory of a device, once per device; `known` has a bit for each that did. This is
+// Allows a kernel all remaining shared memory of an SM; `known` has a bit for each device on which this is done. It is
 // state of the kernel, not of a launch: a thread that allowed less for its own call would break another thread's
 // launch.
 template <typename Kernel>

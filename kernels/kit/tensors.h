@@ -102,7 +102,8 @@ inline void check_not_expanded(const Tensor& tensor, const char* argument) {
   }
 }
 
-// Whether an element of `outer` has the address of the first element of `inner`, which has the same dtype.
+// Whether an element of `outer` has the address of the first element of `inner`, which has the same dtype. The strides
+// of `outer` must nest: each is larger than the extent of all smaller ones.
 inline bool starts_within(const Tensor& inner, const Tensor& outer, Type type) {
   const auto address = [](const Tensor& tensor) { return reinterpret_cast<intptr_t>(tensor.const_data_ptr()); };
   int64_t distance = (address(inner) - address(outer)) / bytes_of(type);
@@ -121,7 +122,7 @@ inline bool starts_within(const Tensor& inner, const Tensor& outer, Type type) {
 }
 
 // Throws if a tensor that an op changes starts within another one of its dtype, or the reverse. Tensors whose rows
-// alternate in memory pass.
+// alternate in memory pass, and so do blocks of a larger tensor in which neither has the first element of the other.
 inline void check_apart(const Tensor& tensor, const char* argument, const Tensor& other, const char* other_name,
                         Type type) {
   if (tensor.numel() == 0 || other.numel() == 0) return;

@@ -136,7 +136,7 @@ __device__ __forceinline__ void find_moments(const TiledForward& problem, const 
     find_averages(0);
     // A second pass takes differences from the mean: in float32, for all digits of the mean; in 16 bits, in rows whose
     // first element is an outlier, 8 standard deviations away, since its square costs the variance its digits. Rows of
-    // at most 512 elements, which have no more than a warp, go without: that adds 0.5 % at most to their error.
+    // at most 512 elements, which have no more than a warp, go without: that adds 1 % at most to their mean error.
     if (!kTwoByte || blockDim.x > kWarp) {
       bool far = false;
 #pragma unroll

@@ -64,9 +64,9 @@ class StridedRows {
   int64_t gap_;  // elements from the end of a row to the start of the next
 };
 
-// The launch configuration of aligned rows (`kVectors`) and of others, tuned on an H100 80GB HBM3 in bfloat16. One
-// vector per thread and input: blocks are short, and PDL hides their start (1.00 to 1.04 of copy speed, 24 MB to 1.3
-// GB). Several elements: each load is small (the backward pass reaches 0.93 of copy speed, 4096x4097).
+// The launch configuration of aligned rows (`kVectors`) and of others, tuned on an H100 80GB HBM3 in bfloat16.
+// Aligned rows have one vector per thread and input: blocks are short, and PDL hides their start (1.00 to 1.04 of copy
+// speed, 24 MB to 1.3 GB). Others have several elements, as each load is small (backward 0.93 of it at 4096x4097).
 template <typename T, bool kVectors>
 struct KernelConfig {
   static constexpr int kThreads = 256, kLoads = kVectors ? 1 : 4;

@@ -74,11 +74,14 @@ def test_threads():
         assert all(pool.map(lambda i: torch.equal(kernel.rms_norm(inputs[i % 3]), expected[i % 3]), range(300)))
 
 
-def test_negated_views_in_place():
+def test_negated_views_are_refused_in_place():
     x, residual = torch.complex(*random(2, 4, 16)).conj().imag, random(4, 16)
-    expected = kernel.add_rms_norm(x.clone(), residual.clone())
-    kernel.add_rms_norm_(x, residual)
-    torch.testing.assert_close((x, residual), expected)
+    before = x.clone(), residual.clone()
+    for arguments in ((x, residual), (residual, x)):
+        with pytest.raises(RuntimeError, match="negated view"):
+            kernel.add_rms_norm_(*arguments)
+    torch.testing.assert_close((x, residual), before, rtol=0, atol=0)
+    torch.testing.assert_close(kernel.add_rms_norm(x, residual), kernel.add_rms_norm(*before))
 
 
 def test_transforms_in_place():

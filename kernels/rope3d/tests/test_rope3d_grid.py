@@ -221,6 +221,9 @@ def test_in_place_errors_precede_all_writes():
         with pytest.raises(RuntimeError, match=message):
             kernel.rope3d(q, k, GRID, inplace=True)
         assert torch.equal(whole, before), message
+    with pytest.raises(RuntimeError, match="leaf"):
+        kernel.rope3d(torch.nn.Parameter(q.detach(), requires_grad=False), leaf, GRID, inplace=True)
+    assert torch.equal(whole, before)
     with torch.no_grad(), pytest.raises(RuntimeError, match="k must not be q, nor share memory"):
         kernel.rope3d(q, whole[:, :, 1:], GRID, inplace=True)
 
@@ -235,9 +238,12 @@ def test_slices_of_a_projection_are_rotated_in_place():
         results.append([*out, *torch.autograd.grad(whole.square().sum(), leaf)])
     assert all(map(torch.equal, *results))
     negated = torch.complex(*random(2, 1, TOKENS, 2, 16)).conj().imag
-    before = negated.clone()
-    kernel.rope3d(negated, None, GRID, inplace=True)  # by the formula, whose roundings are not a GPU kernel's
-    assert_as_good(negated.clone(), before, wan_angles(points(GRID), wan_widths(16)))
+    before, plain = negated.clone(), random(1, TOKENS, 2, 16)
+    for q, k in ((negated, None), (plain.clone(), negated)):
+        with pytest.raises(RuntimeError, match="negated view"):
+            kernel.rope3d(q, k, GRID, inplace=True)
+    assert torch.equal(negated, before)
+    assert torch.equal(kernel.rope3d(negated, None, GRID)[0], kernel.rope3d(before, None, GRID)[0])
 
 
 def test_what_lies_between_is_not_written():

@@ -7,7 +7,7 @@ from torch import Tensor, is_grad_enabled
 from torch.autograd.graph import increment_version
 
 from ._ops import add_op_namespace_prefix, ops
-from .derivatives import FORWARD_AD, LEVEL, gradients, raise_unless_transformed, transform_with
+from .derivatives import FORWARD_AD, LEVEL, gradients, raise_unless_transformed, refuse_negated, transform_with
 from .devices import refuse_cpu
 
 
@@ -237,6 +237,6 @@ def _add_rms_norm_in_place_formula(x, residual, weight, *options):
 transform_with("rms_norm", _rms_norm_formula)
 transform_with("add_rms_norm", _add_rms_norm_formula)
 transform_with("add_rms_norm_", _add_rms_norm_in_place_formula)
-transform_with("add_rms_norm_", _add_rms_norm_in_place_formula, "Negative")
+refuse_negated("add_rms_norm_")
 
 refuse_cpu("rms_norm", "add_rms_norm", "add_rms_norm_", "rms_norm_backward")

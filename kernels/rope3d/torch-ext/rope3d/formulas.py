@@ -4,7 +4,7 @@ import torch
 from torch.nn.functional import pad
 
 from ._ops import add_op_namespace_prefix
-from .derivatives import transform_with
+from .derivatives import refuse_negated, transform_with
 from .devices import refuse_cpu
 from .tables import rows_of
 
@@ -133,7 +133,7 @@ def _normed(x, weight, eps, per_token, offset, rounded_before_weight, head_dim, 
 for _name, _formula in (("rotate_grid", rotate_grid), ("rotate_tokens", rotate_tokens)):
     transform_with(_name, _formula)
     transform_with(f"{_name}_", _in_place(_formula))
-    transform_with(f"{_name}_", _in_place(_formula), "Negative")
+    refuse_negated(f"{_name}_")
 transform_with("norm_rotate", norm_rotate)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
+from torch.nn import Parameter
 
 from ._ops import add_op_namespace_prefix, ops
 from .derivatives import FORWARD_AD, LEVEL, check_types, is_transformed
@@ -270,7 +271,7 @@ def _rotate(ops_, q, k, tables, options, inplace, inverse=False):
 def _copied(rotated, q, k):
     """Copy the results over q and k, so that autograd sees the writes. All errors come before the first one."""
     given = {"q": q} if k is None else {"q": q, "k": k}
-    if type(q) is Tensor and not is_compiling() and not is_transformed():
+    if type(q) in (Tensor, Parameter) and not is_compiling() and not is_transformed():
         for name, x in given.items():
             if any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride())):
                 raise RuntimeError(f"rope3d: {name} must not be expanded, to be changed in place")
@@ -283,7 +284,7 @@ def _copied(rotated, q, k):
 
 
 def _starts_within(inner, outer):
-    """Return whether an element of `outer` has the address of the first one of `inner`, as kit/tensors.h does."""
+    """Return whether an element of `outer` has the address of the first one of `inner`, as kit/tensors.h finds it."""
     distance = (inner.data_ptr() - outer.data_ptr()) // outer.element_size()
     for stride, size in sorted(zip(outer.stride(), outer.shape), reverse=True):
         distance -= min(max(distance, 0) // max(stride, 1), size - 1) * stride
