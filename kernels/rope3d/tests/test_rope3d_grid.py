@@ -237,6 +237,9 @@ def test_slices_of_a_projection_are_rotated_in_place():
         whole = whole if inplace else torch.cat((*out, whole[:, :, 4:]), 2)
         results.append([*out, *torch.autograd.grad(whole.square().sum(), leaf)])
     assert all(map(torch.equal, *results))
+
+
+def test_negated_views_are_refused_in_place():
     negated = torch.complex(*random(2, 1, TOKENS, 2, 16)).conj().imag
     before, plain = negated.clone(), random(1, TOKENS, 2, 16)
     for q, k in ((negated, None), (plain.clone(), negated)):
