@@ -148,6 +148,14 @@ def test_a_second_backward_pass_and_one_of_a_batch_compute_the_same(dtype):
         torch.testing.assert_close(both, torch.stack((expected, 2 * expected)), **close)
 
 
+def test_small_factors_of_a_batch_are_not_rounded_to_float16():
+    x, weight, _, target = arguments(4096, 16, 32, torch.float16)
+    factors = torch.tensor([1.0, 0.01], device=DEVICE)
+    loss = fused(x, weight, None, target)
+    whole, small = torch.autograd.grad(loss, weight, factors, is_grads_batched=True)[0].double()
+    assert (small / 0.01 - whole).norm() < 5e-3 * whole.norm()
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("largest", [10.0, 1000.0, 20000.0])
 def test_float16_gradients_of_a_z_loss_are_finite(largest, reduction):
