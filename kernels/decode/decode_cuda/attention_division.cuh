@@ -35,22 +35,25 @@ constexpr int kMostSplits = 128;
 constexpr int kMostBlocksOfCluster = 8;
 constexpr int kLeastTokens = 32;  // per split, if there is more than one
 
-// Regions where Torch's operation, which is cuDNN's, takes less time: by elements of a head, by key heads of all
-// sequences in percent of the SMs, and by millions of elements of all keys, since it takes 0.03 ms on the host. On an
-// H200 with Torch 2.11 and cold caches, it takes 0.81 to 1.10 times the kernel's time, in the mean of 125 calls 0.97.
+// Regions where Torch's operation, which is cuDNN's, takes less time: by query heads of a key head, elements of a head,
+// key heads of all sequences in percent of the SMs, and millions of elements of all keys, since it takes 0.03 ms on the
+// host. On an H200 with Torch 2.11 and cold caches, it takes 0.81 to 1.10 times the kernel's time, in the mean of 156
+// calls 0.97.
 struct Region {
-  int above_elements, most_elements, above_percent, most_percent, least_millions;
+  int least_group, above_elements, most_elements, above_percent, most_percent, least_millions;
 };
-constexpr Region kTorchRegions[] = {{0, 64, 21, 25, 40},   {0, 64, 40, 50, 64},         {0, 64, 117, INT_MAX, 20},
-                                    {64, 96, 28, 38, 64},  {64, 128, 105, INT_MAX, 20}, {96, 128, 21, 34, 48},
-                                    {96, 128, 64, 95, 20}, {64, 96, 80, 92, 20}};
+constexpr Region kTorchRegions[] = {
+    {1, 0, 64, 0, 15, 40},        {9, 0, 64, 0, 50, 20},      {1, 0, 64, 21, 25, 40},  {1, 0, 64, 40, 50, 64},
+    {1, 0, 64, 117, INT_MAX, 20}, {1, 64, 96, 28, 38, 64},    {1, 64, 96, 80, 92, 20}, {1, 64, 128, 105, INT_MAX, 20},
+    {1, 96, 128, 21, 34, 48},     {1, 96, 128, 38, 100, 110}, {1, 96, 128, 64, 95, 16}};
 
 bool is_for_torch(const Attention& problem, int64_t sms) {
   if (compiled_capability() != 90 || problem.mask != nullptr || problem.position != nullptr) return false;
   const int64_t caches = problem.batch * problem.key_heads;
   return std::any_of(std::begin(kTorchRegions), std::end(kTorchRegions), [&](const Region& region) {
-    return problem.elements > region.above_elements && problem.elements <= region.most_elements &&
-           100 * caches > region.above_percent * sms && 100 * caches <= region.most_percent * sms &&
+    return problem.query_heads >= region.least_group * problem.key_heads && problem.elements > region.above_elements &&
+           problem.elements <= region.most_elements && 100 * caches > region.above_percent * sms &&
+           100 * caches <= region.most_percent * sms &&
            caches * problem.tokens * problem.elements >= region.least_millions * int64_t{1'000'000};
   });
 }

@@ -374,11 +374,12 @@ bool is_for_torch(const Linear& problem, bool constant_weights) {
   DeviceProperties device;
   if (compiled_capability() != 90 || current_device_properties(&device) != cudaSuccess) return false;
   if (problem.count > 1 || problem.activation != Activation::none || problem.residual != nullptr) return false;
-  if (problem.type == Type::float32) return false;
+  if (problem.type == Type::float32 || problem.outputs % 8 != 0) return false;
   const int64_t tiles = (problem.outputs + kTile - 1) / kTile, inputs = problem.inputs;
+  const bool straddling = problem.weights[0].stride % 32 != 0;
   return std::any_of(std::begin(kTorchRegions), std::end(kTorchRegions), [&](const Region& region) {
-    return problem.rows >= region.least_rows && (region.constant_weights || !constant_weights) &&
-           inputs >= region.least_inputs && inputs <= region.most_inputs &&
+    return problem.rows >= region.least_rows && (region.weights == any || !constant_weights) &&
+           (straddling || !region.straddling) && inputs >= region.least_inputs && inputs <= region.most_inputs &&
            10 * tiles > region.above_tiles * device.sms && 10 * tiles <= region.most_tiles * device.sms;
   });
 }

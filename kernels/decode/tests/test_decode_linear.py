@@ -8,7 +8,7 @@ from testing import DEVICE, DTYPES, assert_as_good, doubles, gpu, random
 
 ROWS = range(1, 9)
 # Outputs and inputs that an H200 computes by each plan, and by each cluster, if the weights are awaited.
-PLANS = [*((outputs, 640) for outputs in (1056, 2112, 6208, 8448, 10560, 12688, 16912)), (1040, 256)]
+PLANS = [*((outputs, 640) for outputs in (1056, 2112, 6208, 8448, 10560, 12688, 16912)), (1040, 384)]
 PLANS += [(512, 4608), (1072, 4608), (2224, 3840), (2128, 6144), (4240, 7168)]
 
 
@@ -50,6 +50,17 @@ def test_weights_of_previous_kernel(outputs, inputs):
         written = kernel.linear(rows, weight, constant_weights=True).view(outputs, inputs)
         out = kernel.linear(x, written)
         assert_as_good(out, F.linear(x, written), x.double() @ written.double().T)
+
+
+@gpu
+def test_outputs_that_are_no_multiple_of_8():
+    """The kernel computes them where an H200 calls cuBLAS for others: cuBLAS would take twice as long."""
+    x, weight = random(8, 5960, dtype=torch.bfloat16), random(13572, 5960, dtype=torch.bfloat16)
+    kernel.linear(x, weight)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+        kernel.linear(x, weight)
+        torch.cuda.synchronize()
+    assert [event.key for event in profiled.key_averages() if "decode_step" in event.key]
 
 
 @pytest.mark.kernels_ci
