@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from example_models import ltx, own, qwen3
-from model_cases import DEVICE
+from model_cases import DEVICE, Case, error
 from torch import nn
 from transformers import DynamicCache
 
@@ -176,3 +177,60 @@ def test_check_with_graphs(blocks):
     assert (type(model) is own) == (not report.graphs)
     blocks.restore(model)
     assert type(model) is own
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scope", ["model", "blocks"])
+@pytest.mark.parametrize("build", [ltx, qwen3])
+@torch.no_grad()
+def test_accurate_graphs_are_kept(blocks, build, scope, dtype):
+    case = Case(*build()).in_dtype(dtype)
+    expected = case.model(**case.inputs)[0]
+    report = blocks.accelerate(case.model, check=True, scope=scope)
+    assert error(case.model(**case.inputs)[0], expected) < (1e-5 if dtype == torch.float32 else 0.02)
+    assert report.replaced and not report.left
+    assert report.notes and all("times its own error" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("change", ["wrong", "not a number", "failing"])
+@torch.no_grad()
+def test_other_graphs_are_not_used(blocks, monkeypatch, change):
+    """The inputs of the call are such that only random ones show the error."""
+
+    def fuse(module, *options):
+        misses = blocks.fusions.fuse(module, *options)
+        norm = next(node for node in module.graph.nodes if node.target is blocks.kernel_set.rmsnorm.rms_norm)
+        norm.args = (*norm.args[:2], {"wrong": 0.1, "not a number": math.nan, "failing": "1"}[change], *norm.args[3:])
+        module.recompile()
+        return misses
+
+    monkeypatch.setattr(blocks.tracing, "fuse", fuse)
+    model, x = nn.Sequential(nn.RMSNorm(16, eps=1e-6)).to(DEVICE), torch.zeros(4, 16, device=DEVICE)
+    weight = model[0].weight.clone()
+    report = blocks.accelerate(model, check=True)
+    assert torch.equal(model(x), x) and torch.equal(model[0].weight, weight)
+    assert report.left == {("Sequential", "the check kept the traced operations"): 1} and not report.replaced
+    assert ("the check failed: " if change == "failing" else "on random inputs") in str(report)
+
+
+@torch.no_grad()
+def test_random_inputs_take_the_place_of_none(blocks):
+    """What a checked model writes to are copies of its inputs and buffers."""
+
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.RMSNorm(16, eps=1e-6)
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x, out):
+            self.calls += 1
+            return out.copy_(self.norm(x))
+
+    model, x, out = Counting().to(DEVICE), torch.randn(4, 16, device=DEVICE), torch.empty(4, 16, device=DEVICE)
+    expected = nn.functional.rms_norm(x, [16], eps=1e-6)
+    blocks.accelerate(model, check=True)
+    for calls in (1, 2):
+        torch.testing.assert_close(model(x, out), expected)
+        torch.testing.assert_close(out, expected)
+        assert model.calls == calls

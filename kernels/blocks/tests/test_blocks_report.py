@@ -122,7 +122,10 @@ class TextToAudio(diffusers.DiffusionPipeline):
     ("model", "options", "error", "message"),
     [
         ("a model", {}, TypeError, r"blocks: model must be a torch\.nn\.Module or a pipeline, not str"),
-        (None, {"check": torch.ones(1)}, TypeError, "blocks: check must be a dict, a tuple or a function, not Tensor"),
+        (None, {"check": torch.ones(1)}, TypeError, "check must be True, a dict, a tuple or a function, not Tensor"),
+        (None, {"check": False}, TypeError, "check must be True, a dict, a tuple or a function, not bool"),
+        (None, {"check": True, "graphs": True}, ValueError, "not with graphs=True or logits=False"),
+        (None, {"check": True, "logits": False}, ValueError, "not with graphs=True or logits=False"),
         (TextToAudio(), {"check": {}}, ValueError, "check needs a transformer or a unet; check each of vocoder alone"),
         (None, {"scope": "layers"}, ValueError, 'scope must be "model" or "blocks", not \'layers\''),
         (None, {"scope": "model", "graphs": True}, ValueError, 'graphs=True needs scope="blocks", or none'),

@@ -31,6 +31,8 @@ def accelerate(
         check: Inputs to compare and to time the model before and after: a dict of its keyword arguments, a tuple of
             its positional arguments, or a function that gets the model and runs it. The model is restored if it was
             faster, or over 1.1 times as accurate. Of a pipeline only the denoiser (`transformer` or `unet`) is checked.
+            True: each trace runs on random inputs with the kernels, without, and in float64. The kernels are not used
+            if their error is over twice that without. Notes in the report have both errors.
         graphs: Capture the forward of the model, or of a pipeline's denoisers, as CUDA graphs with the kernels, at the
             second call with tensors of some shapes, and whole decoding steps of transformers' `generate`.
         scope: The unit that `torch.compile` traces: `"model"`, for the fastest calls where the host limits them, or
@@ -44,8 +46,7 @@ def accelerate(
 
     Raises:
         TypeError: If `model` or `check` is of another type.
-        ValueError: If a pipeline without a denoiser should be checked, if `scope` has another value, if it is
-            `"model"` together with `graphs`, or if `logits=False` is given with another scope than `"model"`.
+        ValueError: If a pipeline without a denoiser should be checked, or if options exclude each other.
     """
     if scope not in (None, "model", "blocks"):
         raise ValueError(f'blocks: scope must be "model" or "blocks", not {scope!r}')
@@ -53,31 +54,33 @@ def accelerate(
         raise ValueError('blocks: graphs=True needs scope="blocks", or none')
     if not logits and (graphs or scope == "blocks"):
         raise ValueError('blocks: logits=False needs scope="model", without graphs')
+    if check is True and (graphs or not logits):
+        raise ValueError("blocks: check=True compares traces that return logits: not with graphs=True or logits=False")
     roots = _roots(model)
     denoisers = roots if isinstance(model, nn.Module) else {name: roots[name] for name in _DENOISERS if name in roots}
-    if not (check is None or isinstance(check, (Mapping, tuple)) or callable(check)):
-        raise TypeError(f"blocks: check must be a dict, a tuple or a function, not {type(check).__name__}")
-    if check is not None and not denoisers:
+    inputs = None if check is True else check
+    if not (inputs is None or isinstance(inputs, (Mapping, tuple)) or callable(inputs)):
+        raise TypeError(f"blocks: check must be True, a dict, a tuple or a function, not {type(check).__name__}")
+    if inputs is not None and not denoisers:
         raise ValueError(f"blocks: check needs a transformer or a unet; check each of {', '.join(roots)} alone")
-    options = graphs, scope, logits
+    options = graphs, scope, logits, check is True
     for root in roots.values():
         if root not in _accelerated or _accelerated[root][0] != options:
             _restore_root(root)
             own = Report()
             if scope or not graphs:
-                trace(root, own, scope, logits)
+                trace(root, own, scope, logits, check is True)
             _accelerated[root] = options, own
     reports = {name: _accelerated[root][1] for name, root in roots.items()}
-    report = (
-        reports[type(model).__name__] if isinstance(model, nn.Module) else Report([*dict.fromkeys(reports.values())])
-    )
+    parts = [*dict.fromkeys(reports.values())]
+    report = parts[0] if isinstance(model, nn.Module) else Report(parts)
     if graphs:
         report.graphs = {name: add_graphs(root, reports[name]) for name, root in denoisers.items()}
         report.generation = add_generation(model, report) if isinstance(model, nn.Module) else {}
-    if check is not None:
+    if inputs is not None:
         (name, root), report.check = next(iter(denoisers.items())), None
         try:
-            report.check = compare(root, check)
+            report.check = compare(root, inputs)
         finally:
             if report.check is None or report.check.kept == "eager":
                 _restore_root(root)

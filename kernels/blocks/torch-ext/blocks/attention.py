@@ -53,10 +53,7 @@ def group_heads(editor: Editor, node: Node) -> None:
 
 
 def normalize_tokens_first(editor: Editor, node: Node) -> None:
-    """Normalize heads before they are moved in front of tokens: cuDNN's results have the order of the query in memory.
-
-    The model's copies of these results, which must be all that reads them, are views then.
-    """
+    """Normalize heads before a transpose: cuDNN's results have the query's order in memory, and copies become views."""
     x = node.args[0] if node.target in (adaln.ada_layer_norm, rmsnorm.rms_norm) else None
     if operation(x) != "transpose" or x.args[1:] != (1, 2) or value(x).dim() != 4 or dtype_of(x) != dtype_of(node):
         return

@@ -1,4 +1,4 @@
-"""Compares a model with itself accelerated: errors and times of both, and which of them is worth keeping."""
+"""Compares a model, or a graph of one, with itself accelerated: errors and times, and which of them to keep."""
 
 import copy
 import math
@@ -6,17 +6,18 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from .calls import is_value
 from .kernel_set import DEVICE, off
+from .matching import operation, value
 
-Check = Union[Mapping[str, Any], tuple[Any, ...], Callable[[nn.Module], Any]]
+Check = Union[bool, Mapping[str, Any], tuple[Any, ...], Callable[[Any], Any]]
 
 _ALLOWED = 1.1  # of the eager model's error
 _NEGLIGIBLE = 1e-6  # an error of float32's rounding in another order of the sums
@@ -84,6 +85,36 @@ def compare(model: nn.Module, check: Check) -> Comparison:
     return result
 
 
+def compare_graphs(traced: GraphModule, fused: GraphModule, inputs: Sequence[Any]) -> tuple[bool, str]:
+    """Return whether a graph with kernels is about as accurate as the traced one on random inputs, and how accurate."""
+
+    def draw(x: Tensor) -> Tensor:  # some inputs have logarithms and roots; weights and indices stay
+        return x if isinstance(x, nn.Parameter) else torch.rand_like(x) if x.is_floating_point() else x.clone()
+
+    def run(graph: Interpreter) -> Any:
+        return graph.run(*tree_map_only(Tensor, draw, list(inputs)))
+
+    graphs = Interpreter(traced), Interpreter(fused), _Wide(traced)
+    try:
+        eager, ours, exact = (_outputs(graph, run) for graph in graphs)
+    except Exception as error:
+        return False, f"the check failed: {type(error).__name__}: {error}"
+    ratio = _relative_difference(ours, exact) / max(_relative_difference(eager, exact), _NEGLIGIBLE)
+    return ratio <= 2, f"on random inputs, {ratio:.2f} times its own error"  # either error varies by a third
+
+
+class _Wide(Interpreter):
+    """Computes a graph in float64: casts to other floating-point dtypes do nothing."""
+
+    def run_node(self, n: Node) -> Any:
+        is_cast = operation(n) == "cast" and value(n).is_floating_point()
+        return _widen(self.env[n.args[0]] if is_cast else super().run_node(n), torch.float64)
+
+
+def _widen(values: Any, dtype: torch.dtype) -> Any:
+    return tree_map_only(Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, values)
+
+
 def _milliseconds(model: nn.Module, check: Check) -> float:
     """Return the median time of a call, of calls that take a tenth of a second together."""
     times: list[float] = []
@@ -96,7 +127,7 @@ def _milliseconds(model: nn.Module, check: Check) -> float:
     return statistics.median(times) * 1000
 
 
-def _run(model: nn.Module, check: Check) -> Any:
+def _run(model: Any, check: Check) -> Any:
     with torch.no_grad():
         if isinstance(check, (Mapping, tuple)):
             # A model changes the caches that it gets, and not the tensors.
@@ -105,7 +136,7 @@ def _run(model: nn.Module, check: Check) -> Any:
         return check(model)
 
 
-def _outputs(model: nn.Module, check: Check) -> list[Tensor]:
+def _outputs(model: Any, check: Check) -> list[Tensor]:
     """Return the floating-point tensors of a run. Each run draws the same random numbers."""
     devices = [torch.cuda.current_device()] if DEVICE == "cuda" else []
     with torch.random.fork_rng(devices):
@@ -127,10 +158,9 @@ def _reference(model: nn.Module, check: Check) -> tuple[Optional[list[Tensor]], 
         return None, None, "some of the model's weights are offloaded"
     dtype = torch.float64 if all(p.dtype == torch.float32 for p in parameters) else torch.float32
     name = str(dtype).removeprefix("torch.")
-    widen = partial(tree_map_only, Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x)
     try:
         wide = nn.Module.to(copy.deepcopy(model), dtype)  # diffusers' own `to` warns
-        wide.register_forward_pre_hook(lambda _, *arguments: widen(arguments), with_kwargs=True)
+        wide.register_forward_pre_hook(lambda _, *arguments: _widen(arguments, dtype), with_kwargs=True)
         return _outputs(wide, check), name, None
     except Exception as error:
         return None, None, f"a {name} copy of the model cannot run: {type(error).__name__}: {error}"

@@ -1,7 +1,6 @@
 """Changes to an FX graph of Dynamo's that keep the order of its effects."""
 
 import contextlib
-import itertools
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -13,7 +12,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
 from .kernel_set import DEVICE, DTYPES
-from .matching import CHANGES, VMAP, argument, changes, dtype_of, is_tensor, operation, shape_of, value, walk
+from .matching import CHANGES, argument, changes, dtype_of, is_tensor, operation, shape_of, value, walk
 
 _SPLITS = {"chunk", "split", "unbind"}
 _LAID_OUT = {"view", "view_as", "as_strided"}  # their results and errors depend on the layout
@@ -150,35 +149,22 @@ class Editor:
     def constant(self, node: Node) -> Any:
         """Return the value of a node that depends on constants alone, which no other writes; None for any other."""
         order = {*walk([node], lambda part: part.all_input_nodes)}
-        order |= {part for part in self._changing if operation(part).startswith(VMAP)}  # for masks of transformers 4
         casts = [part for part in self._changing if "autocast" in operation(part)]
         for part in order:
             name, is_call = operation(part), part.op in ("call_function", "call_method")
-            is_known = is_call and (not changes(part) or name in CHANGES or name.startswith(VMAP))
+            is_known = is_call and (not changes(part) or name in CHANGES)
             is_cast = operation(max((cast for cast in casts if cast < part), default=None)) == "_enter_autocast"
             if not (is_known and order.issuperset(part.all_input_nodes)) or is_cast or RANDOM.search(name):
                 return None
         is_written = type(value(node)) not in _PLAIN or any(self.is_written(part, but=order) for part in order)
-        parts, interpreter = iter(sorted(() if is_written else order)), Interpreter(self.module)
-
-        def run(x: Any) -> Any:
-            """Run calls up to the end of the present `vmap`, which Torch ends after an error, too."""
-            for part in itertools.takewhile(lambda part: operation(part) != f"{VMAP}decrement_nesting", parts):
-                if operation(part) == f"{VMAP}increment_nesting":
-                    torch.func.vmap(run)(torch.empty(part.args[0]))
-                else:
-                    interpreter.env[part] = interpreter.run_node(part)
-            return x
-
+        interpreter = Interpreter(self.module)
         with contextlib.suppress(Exception):  # which the call itself raises
-            run(None)
+            for part in () if is_written else sorted(order):
+                interpreter.env[part] = interpreter.run_node(part)
         return interpreter.env.get(node)
 
     def straighten_sums(self) -> None:
-        """Compute sums on contiguous rows if only norms and further sums read them: the rows of image patches are not.
-
-        Otherwise each sum would take the strides of the one before, and each norm would copy its input.
-        """
+        """Compute sums on contiguous rows if only norms and sums read them: norms copy others, as of image patches."""
         for node in self.nodes(iter):
             if operation(node) == "add" and fits(node) and value(node).stride(-1) != 1:
                 sums = {*walk([node], lambda part: [u for u in part.users if operation(u) == "add" and fits(u)])}

@@ -26,7 +26,6 @@ _NORMS: dict[str, dict[str, Any]] = {  # their parameters after the shape, and t
 }
 _HOMES = ("torch.", "_operator.", "builtins.")  # the modules of Torch's functions, of operators, and of `getattr`
 WIDE = (torch.float32, torch.float64)
-VMAP = "_vmap_"  # the calls that begin and end one: values inside of it are batched
 CHANGES = {"setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow"}
 CHANGES |= {"iand", "ior", "ixor", "ilshift", "irshift"}
 
@@ -103,7 +102,7 @@ def changes(node: Node) -> bool:
         writes = any(x.alias_info and x.alias_info.is_write for x in given)
         return writes or not (schemas or target.__module__.startswith(PACKAGES))
     is_functional = getattr(target, "__module__", "") == "torch.nn.functional"  # takes `inplace` by position
-    is_mode = name.startswith(("_enter", "_exit", "_set_", "set_", VMAP))
+    is_mode = name.startswith(("_enter", "_exit", "_set_", "set_", "_vmap_"))
     return is_mode or (is_functional and node.args[-1:] == (True,))
 
 

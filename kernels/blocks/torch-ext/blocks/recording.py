@@ -1,8 +1,7 @@
 """Graphs of the calls of Torch that one forward makes, for CUDA graphs.
 
 The forward runs once on fake tensors, which have no memory: its calls of Torch are recorded, the kernels take the
-place of some (`fusions`), and the rest is captured without the model's Python. Nothing is guarded here:
-`graph_runner` decides when a graph is out of date.
+place of some (`fusions`), and the rest is captured without the model's Python. `graph_runner` drops outdated graphs.
 """
 
 import operator

@@ -45,7 +45,6 @@ class GraphCounts:
 
 
 def _versions() -> dict[str, str]:
-    # A library that is not loaded has no modules in the model.
     loaded = {library: getattr(sys.modules.get(library), "__version__", None) for library in _LIBRARIES}
     return kernel_set.VERSIONS | {library: str(version) for library, version in loaded.items() if version is not None}
 
@@ -74,10 +73,7 @@ class Report:
         return sum((part.left for part in self.parts), self._left)
 
     def add(self, graph: Graph, misses: Sequence[tuple[Node, str]], cls: type, owner: str = "") -> None:
-        """Add a graph of a module of class `cls`, and the operations of it that a kernel almost computes.
-
-        Each module counts once. `owner` sets the modules of graphs apart whose paths are equal.
-        """
+        """Add a graph of a `cls`, and misses. Modules count once; `owner` sets those of equal paths apart."""
         found = [(self.left, node, reason) for node, reason in misses]
         for node in graph.nodes:
             if node.op == "call_function" and node.target in KERNELS_OF:

@@ -36,8 +36,7 @@ class Snapshot:
     """The state of a module, or of another object, that its Python code may read.
 
     A graph repeats a forward with all numbers, choices and addresses of its capture. A snapshot has shallow copies of
-    the dictionaries, lists and sets that hold them, also in objects (configurations, attention processors). It compares
-    identities, then values, and tensors' addresses: a graph reads their contents anew; on other devices, versions.
+    dictionaries, lists and sets that hold them, and compares identities, values, addresses and, on the host, versions.
     """
 
     def __init__(self, root: Any, device: torch.device, unread: Sequence[str] = ()) -> None:

@@ -26,6 +26,7 @@ from torch.fx import GraphModule
 from torch.fx.traceback import preserve_node_meta, set_stack_trace
 from torch.nn.modules.module import _has_any_global_hook
 
+from .comparison import compare_graphs
 from .fusions import fuse
 from .kernel_set import is_forward_mode, is_off, is_transformed, is_watched
 from .report import Report
@@ -43,15 +44,15 @@ _codes: "weakref.WeakKeyDictionary[type, CodeType]" = weakref.WeakKeyDictionary(
 _traced: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[nn.Module]]" = weakref.WeakKeyDictionary()
 
 
-def trace(model: nn.Module, report: Report, scope: Optional[str], returns_logits: bool = True) -> None:
+def trace(model: nn.Module, report: Report, scope: Optional[str], logits: bool = True, check: bool = False) -> None:
     """Let a model, or its blocks by `scope`, run by graphs with the kernels, from the next call on."""
     groups = [*_groups_in(model)]
     blocks = {block for group in groups for block in group if [*block.children()]}
     is_long = len(blocks) > _MANY and len({*map(_kind, blocks)}) <= dynamo_config.recompile_limit
-    by_blocks = scope == "blocks" or (scope is None and returns_logits and is_long)
+    by_blocks = scope == "blocks" or (scope is None and logits and is_long)
     groups = groups if by_blocks else [[model]]
     for modules in groups:
-        compiled = _compiled(modules, _Backend(type(modules[0]), report, returns_logits, is_block=by_blocks))
+        compiled = _compiled(modules, _Backend(type(modules[0]), report, by_blocks, logits, check))
         for module in modules:
             call: Any = partial(compiled, module)
             vars(call).update(former=module._compiled_call_impl, has_run=False, obstacle="")
@@ -175,8 +176,8 @@ def _methods_in(modules: Sequence[nn.Module]) -> tuple[Any, list[Any]]:
 class _Backend:
     """The function that `torch.compile` calls with each graph of one model, or of one class of blocks."""
 
-    def __init__(self, cls: type, report: Report, returns_logits: bool, is_block: bool) -> None:
-        self.cls, self.report, self.is_block, self._returns_logits = cls, report, is_block, returns_logits
+    def __init__(self, cls: type, report: Report, is_block: bool, logits: bool, check: bool) -> None:
+        self.cls, self.report, self.is_block, self._returns_logits, self._check = cls, report, is_block, logits, check
         self._breaks = Counter(counters["graph_break"])
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -190,8 +191,16 @@ class _Backend:
         causes = {name for name, _ in self.report.left}
         is_broken = vars(module)["compile_subgraph_reason"].graph_break or "graph break" in causes
         returns_logits = self._returns_logits or is_broken
-        for part in (part for part in module.modules() if isinstance(part, GraphModule)):  # also bodies of checkpoints
-            self.report.add(part.graph, fuse(part, returns_logits), self.cls, owner=str(id(self)))
+        parts = (part for part in module.modules() if isinstance(part, GraphModule))  # also bodies of checkpoints
+        fused = [(part, fuse(part, returns_logits)) for part in parts]
+        if self._check:
+            is_kept, text = compare_graphs(own(), module, inputs)
+            self.report.notes.append(f"{self.cls.__name__}: {text}")
+            if not is_kept:
+                self.report.left[self.cls.__name__, "the check kept the traced operations"] += 1
+                return own().forward
+        for part, misses in fused:
+            self.report.add(part.graph, misses, self.cls, owner=str(id(self)))
 
         def run(*args: Any) -> Any:
             # The kernels have no forward mode, and their formulas for transforms are the model's own operations.

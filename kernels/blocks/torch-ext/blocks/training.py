@@ -21,10 +21,7 @@ _RETURNED = "the call returns logits, computed apart from the loss: accelerate(m
 
 
 def join_loss(editor: Editor, node: Node, returns_logits: bool) -> None:
-    """Compute a cross entropy together with the linear layer before it, unless other operations use the logits.
-
-    Logits that the graph returns are computed once more, which takes less memory than the softmax of whole logits.
-    """
+    """Compute a cross entropy with its linear layer, and again the logits that the graph returns: that saves memory."""
     if operation(node) != "cross_entropy" or dtype_of(node) != torch.float32:
         return
     logits, target = argument(node, 0, "input"), argument(node, 1, "target")
