@@ -36,7 +36,7 @@ def accelerate(
         graphs: Capture the forward of the model, or of a pipeline's denoisers, as CUDA graphs with the kernels, at the
             second call with tensors of some shapes, and whole decoding steps of transformers' `generate`.
         scope: The unit that `torch.compile` traces: `"model"`, for the fastest calls where the host limits them, or
-            `"blocks"` in the lists of a model, for a shorter first call. By default, `"blocks"` for more than 32 blocks
+            `"blocks"` in the lists of a model, for a shorter first call. By default, `"blocks"` for more than 28 blocks
             that share traces, else `"model"`; with `graphs`, calls that no graph serves are not traced by default.
         logits: Whether a training step of a language model returns its logits beside its loss. If not, a call with
             labels, in which gradients are recorded, returns None for them, in less time and gigabytes less memory.

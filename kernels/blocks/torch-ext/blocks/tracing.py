@@ -34,8 +34,8 @@ from .report import Report
 _PATCHED = "the method of a class was patched after accelerate"
 _NUMBERED = 'blocks have numbers in a cache, by which Torch traces each apart: scope="model" or graphs=True traces them'
 _PAGED = "generate_batch: its cache breaks each trace at every layer"
-# A first call takes 0.2 to 0.3 s a block, 10 s for so many (H200). The GPU limits calls of longer models, not the host.
-_MANY = 32
+# A first call takes 0.2 to 0.4 s a block, 10 s for so many (H200). The GPU limits calls of longer models, not the host.
+_MANY = 28
 # Sizes of a growing cache and of an encoder's results, which the first trace has as symbols: they differ between calls.
 _GROWING = r"L\['kwargs'\].*\.(keys|values|cumulative_length)$,.*L\['kwargs'\]\['(logits_to_keep|encoder_outputs)'\]"
 _numbers = itertools.count()
