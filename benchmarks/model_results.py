@@ -41,7 +41,7 @@ HEADINGS = {
     "graphs": "graphs",
     "compile-accelerated": "compile on accelerated",
 }
-_GENERATE_TITLES = {
+GENERATE_TITLES = {
     "llama-8b": "Llama 3.1 8B",
     "qwen2-1.5b": "Qwen2.5 1.5B",
     "qwen3-4b": "Qwen3 4B",
@@ -133,7 +133,7 @@ def _each(title: str, ratios: Mapping[str, float], most: float, unit: str = "") 
     return Row(
         title,
         f"each at most {most}{unit}",
-        f"{ratios[worst]:.{2 if unit else 3}f}{unit} ({(TITLES | TRAINING_TITLES | _GENERATE_TITLES)[worst]}){count}",
+        f"{ratios[worst]:.{2 if unit else 3}f}{unit} ({(TITLES | TRAINING_TITLES | GENERATE_TITLES)[worst]}){count}",
         not over,
     )
 
@@ -156,7 +156,7 @@ def generate_title(name: str, case: Mapping[str, Any]) -> str:
     """Return the name of a case in tables."""
     layers, published = case["layers"], case["published-layers"]
     shortened = "" if layers == published else f", {layers} of {published} layers"
-    return f"{_GENERATE_TITLES[name]}{shortened}, batch {case['batch']}"
+    return f"{GENERATE_TITLES[name]}{shortened}, batch {case['batch']}"
 
 
 def generate_targets(cases: Mapping[str, Any]) -> Iterator[Row]:
@@ -165,7 +165,7 @@ def generate_targets(cases: Mapping[str, Any]) -> Iterator[Row]:
         others = {"compiled": speed(case, "compiled"), "floor": case["floor-tokens-per-second"]}
         for other, least in _GENERATE_TARGETS[name].items():
             ratio = _ratio(speed(case, "graphs"), others[other])
-            yield _at_least(f"{_GENERATE_TITLES[name]}: with graphs / {other}", least, ratio)
+            yield _at_least(f"{GENERATE_TITLES[name]}: with graphs / {other}", least, ratio)
     sampling = {name: _ratio(speed(case, "graphs", "sampling"), speed(case, "graphs")) for name, case in cases.items()}
     yield _each_at_least("sampling / greedy", sampling, 0.95)
     eager = {name: _ratio(speed(case, "accelerated"), speed(case, "eager")) for name, case in cases.items()}
@@ -193,7 +193,7 @@ def _each_at_least(title: str, ratios: Mapping[str, float | None], least: float)
     worst = min(measured, key=lambda name: measured[name])
     under = sum(ratio < least for ratio in measured.values())
     count = f", {under} of {len(measured)} below" if under else ""
-    shown = f"{measured[worst]:.2f} ({_GENERATE_TITLES[worst]}){count}"
+    shown = f"{measured[worst]:.2f} ({GENERATE_TITLES[worst]}){count}"
     return Row(title, f"each at least {least}", shown, not under)
 
 

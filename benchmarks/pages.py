@@ -99,6 +99,7 @@ def readme() -> Values:
             "eager": "eager",
         },
         "models": models,
+        "later_models": _later(models["time"], model_results.TITLES),
         "model_rows": [_model_row(models, case) for case in README_MODELS],
         "with_graphs": model_results.beside_the_fastest(models).values(),
         "first_calls": {
@@ -134,6 +135,15 @@ def _commits(commits: Mapping[str, str]) -> str:
     return ", ".join([f"`{usual}`", *others])
 
 
+def _later(cases: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the titles of the cases that were measured at another commit than the report's, by commit."""
+    later: dict[str, list[str]] = {}
+    for name, case in cases.items():
+        if "commit" in case:
+            later.setdefault(case["commit"], []).append(titles[name])
+    return later
+
+
 def _model_row(models: Mapping[str, Any], case: str) -> list[str | None]:
     times = models["time"][case]["milliseconds"]
     compiled = min((times[mode] for mode in ("compile", "reduce-overhead") if mode in times), default=None)
@@ -166,6 +176,7 @@ def models() -> Values:
     together = results("models-together-h200")
     return {
         "report": report,
+        "later_models": _later(report["time"], model_results.TITLES),
         "together": together,
         "trained": trained,
         "targets_of_models": list(model_results.model_targets(report, together["together"], trained["train"])),
@@ -173,6 +184,7 @@ def models() -> Values:
         "headings": model_results.HEADINGS,
         **_classes(results("model-classes")["models"]),
         "generate": generate,
+        "later_generate": _later(generate["cases"], model_results.GENERATE_TITLES),
         "training": training,
         "training_titles": model_results.TRAINING_TITLES,
         "training_variants": model_results.TRAINING,
