@@ -214,17 +214,48 @@ def test_other_graphs_are_not_used(blocks, monkeypatch, change):
 
 
 @torch.no_grad()
-def test_random_inputs_take_the_place_of_none(blocks):
-    """What a checked model writes to are copies of its inputs and buffers."""
+def test_checked_graphs_of_several_lengths(blocks):
+    model, tokens = qwen3()[0], torch.arange(3, 12, device=DEVICE)[None]
+    expected = [model(tokens[:, :length], use_cache=False).logits for length in (5, 7, 9)]
+    report = blocks.accelerate(model, check=True)
+    for length, logits in zip((5, 7, 9), expected):
+        assert error(model(tokens[:, :length], use_cache=False).logits, logits) < 1e-5
+    assert len(report.notes) == 2 and not report.left
+
+
+def test_graphs_with_checkpoints_keep_the_kernels(blocks):
+    model, inputs = qwen3()
+    model.train().gradient_checkpointing_enable()
+    report = blocks.accelerate(model, check=True)
+    model(**inputs, labels=inputs["input_ids"]).loss.backward()
+    assert report.replaced and not report.notes
+
+
+@torch.no_grad()
+def test_outputs_of_other_sizes_in_float64(blocks):
+    class Bits(nn.RMSNorm):
+        def forward(self, x):
+            return super().forward(x).view(torch.int32).view(torch.float32)
+
+    model, x = Bits(16, eps=1e-6).to(DEVICE), torch.randn(2, 16, device=DEVICE)
+    expected = model(x)
+    report = blocks.accelerate(model, check=True)
+    assert torch.equal(model(x), expected) and "the check failed" in str(report)
+
+
+@torch.no_grad()
+def test_checked_models_write_to_copies(blocks):
 
     class Counting(nn.Module):
         def __init__(self):
             super().__init__()
             self.norm = nn.RMSNorm(16, eps=1e-6)
             self.register_buffer("calls", torch.zeros(1))
+            self.steps = nn.Parameter(torch.zeros(1))
 
         def forward(self, x, out):
             self.calls += 1
+            self.steps += 1
             return out.copy_(self.norm(x))
 
     model, x, out = Counting().to(DEVICE), torch.randn(4, 16, device=DEVICE), torch.empty(4, 16, device=DEVICE)
@@ -233,4 +264,4 @@ def test_random_inputs_take_the_place_of_none(blocks):
     for calls in (1, 2):
         torch.testing.assert_close(model(x, out), expected)
         torch.testing.assert_close(out, expected)
-        assert model.calls == calls
+        assert model.calls == model.steps == calls

@@ -88,18 +88,18 @@ def compare(model: nn.Module, check: Check) -> Comparison:
 def compare_graphs(traced: GraphModule, fused: GraphModule, inputs: Sequence[Any]) -> tuple[bool, str]:
     """Return whether a graph with kernels is about as accurate as the traced one on random inputs, and how accurate."""
 
-    def draw(x: Tensor) -> Tensor:  # some inputs have logarithms and roots; weights and indices stay
-        return x if isinstance(x, nn.Parameter) else torch.rand_like(x) if x.is_floating_point() else x.clone()
-
-    def run(graph: Interpreter) -> Any:
-        return graph.run(*tree_map_only(Tensor, draw, list(inputs)))
+    def draw(x: Any) -> Any:  # some inputs have logarithms and roots; weights and indices stay
+        if isinstance(x, Tensor) and x.is_floating_point() and not isinstance(x, nn.Parameter):
+            return torch.rand_like(x, dtype=torch.float32).to(x.dtype)
+        return x.clone() if isinstance(x, Tensor) else x.node.hint if isinstance(x, torch.SymInt) else x
 
     graphs = Interpreter(traced), Interpreter(fused), _Wide(traced)
     try:
-        eager, ours, exact = (_outputs(graph, run) for graph in graphs)
+        eager, ours, exact = (_outputs(graph, lambda graph: graph.run(*map(draw, inputs))) for graph in graphs)
+        ratio = _relative_difference(ours, exact) / max(_relative_difference(eager, exact), _NEGLIGIBLE)
     except Exception as error:
-        return False, f"the check failed: {type(error).__name__}: {error}"
-    ratio = _relative_difference(ours, exact) / max(_relative_difference(eager, exact), _NEGLIGIBLE)
+        text = str(error).partition("\n")[0]
+        return False, f"the check failed: {type(error).__name__}: {text}"
     return ratio <= 2, f"on random inputs, {ratio:.2f} times its own error"  # either error varies by a third
 
 

@@ -118,7 +118,7 @@ class Report:
         parts |= {} if self.check is None else {"check": self.check}
         for title, part in parts.items():
             lines += [f"{title}:", *(f"  {line}" for line in str(part).splitlines())]
-        lines += [f"note: {note}" for note in self.notes]
+        lines += [f"note: {note}" for report in (self, *self.parts) for note in report.notes]
         lines.append("versions: " + ", ".join(f"{name} {version}" for name, version in self.versions.items()))
         return "\n".join(lines)
 
