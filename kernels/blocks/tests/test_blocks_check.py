@@ -189,28 +189,78 @@ def test_accurate_graphs_are_kept(blocks, build, scope, dtype):
     report = blocks.accelerate(case.model, check=True, scope=scope)
     assert error(case.model(**case.inputs)[0], expected) < (1e-5 if dtype == torch.float32 else 0.02)
     assert report.replaced and not report.left
-    assert report.notes and all("times its own error" in note for note in report.notes)
+    assert report.checks and all("times that of the traced graph" in check for check in report.checks)
+    assert f"note: {report.checks[0]}" in str(report) and report.checks[0] in report.to_dict()["notes"]
+    assert blocks.accelerate(case.model, check=True, scope=scope).checks
 
 
-@pytest.mark.parametrize("change", ["wrong", "not a number", "failing"])
+@pytest.fixture
+def change_eps(blocks, monkeypatch):
+    """Return a function that lets all norms of later traces have another `eps`."""
+
+    def register(eps):
+        def fuse(module, *options):
+            misses = blocks.fusions.fuse(module, *options)
+            for norm in module.graph.find_nodes(op="call_function", target=blocks.kernel_set.rmsnorm.rms_norm):
+                norm.update_arg(2, eps)
+            module.recompile()
+            return misses
+
+        monkeypatch.setattr(blocks.tracing, "fuse", fuse)
+
+    return register
+
+
+@pytest.mark.parametrize("eps", [0.1, math.nan, "1"])
 @torch.no_grad()
-def test_other_graphs_are_not_used(blocks, monkeypatch, change):
+def test_other_graphs_are_not_used(blocks, change_eps, eps):
     """The inputs of the call are such that only random ones show the error."""
-
-    def fuse(module, *options):
-        misses = blocks.fusions.fuse(module, *options)
-        norm = next(node for node in module.graph.nodes if node.target is blocks.kernel_set.rmsnorm.rms_norm)
-        norm.args = (*norm.args[:2], {"wrong": 0.1, "not a number": math.nan, "failing": "1"}[change], *norm.args[3:])
-        module.recompile()
-        return misses
-
-    monkeypatch.setattr(blocks.tracing, "fuse", fuse)
+    change_eps(eps)
     model, x = nn.Sequential(nn.RMSNorm(16, eps=1e-6)).to(DEVICE), torch.zeros(4, 16, device=DEVICE)
     weight = model[0].weight.clone()
     report = blocks.accelerate(model, check=True)
     assert torch.equal(model(x), x) and torch.equal(model[0].weight, weight)
     assert report.left == {("Sequential", "the check kept the traced operations"): 1} and not report.replaced
-    assert ("the check failed: " if change == "failing" else "on random inputs") in str(report)
+    assert ("the check failed: " if eps == "1" else "on random inputs") in str(report)
+
+
+def write_to_input(norm, x, out):
+    out.copy_(norm(x))
+
+
+def copy_and_write(norm, x, out):
+    copied = x.to(torch.float32, copy=True)
+    copied.zero_()
+    return norm(x) + copied
+
+
+def cast_integers(norm, x, out):
+    rows = torch.arange(len(x), device=x.device)
+    return norm(x) * rows[:, None].float() + (1.0 - (rows > 1).to(x.dtype))[:, None]
+
+
+def return_larger(norm, x, out):
+    return norm(x), 1e5 * x
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+@pytest.mark.parametrize("function", [write_to_input, copy_and_write, cast_integers, return_larger])
+@torch.no_grad()
+def test_graphs_with_writes_casts_and_several_outputs(blocks, change_eps, function, is_right):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.RMSNorm(16, eps=1e-6)
+
+        def forward(self, x, out):
+            return function(self.norm, x, out)
+
+    if not is_right:
+        change_eps(1e-2)
+    model = Model().to(DEVICE)
+    report = blocks.accelerate(model, check=True)
+    model(torch.randn(4, 16, device=DEVICE), torch.empty(4, 16, device=DEVICE))
+    assert bool(report.replaced) == is_right and bool(report.left) != is_right, report
 
 
 @torch.no_grad()
@@ -220,7 +270,7 @@ def test_checked_graphs_of_several_lengths(blocks):
     report = blocks.accelerate(model, check=True)
     for length, logits in zip((5, 7, 9), expected):
         assert error(model(tokens[:, :length], use_cache=False).logits, logits) < 1e-5
-    assert len(report.notes) == 2 and not report.left
+    assert len(report.checks) == 2 and not report.left
 
 
 def test_graphs_with_checkpoints_keep_the_kernels(blocks):
@@ -228,7 +278,7 @@ def test_graphs_with_checkpoints_keep_the_kernels(blocks):
     model.train().gradient_checkpointing_enable()
     report = blocks.accelerate(model, check=True)
     model(**inputs, labels=inputs["input_ids"]).loss.backward()
-    assert report.replaced and not report.notes
+    assert report.replaced and "not checked" in report.checks[0]
 
 
 @torch.no_grad()
@@ -245,7 +295,6 @@ def test_outputs_of_other_sizes_in_float64(blocks):
 
 @torch.no_grad()
 def test_checked_models_write_to_copies(blocks):
-
     class Counting(nn.Module):
         def __init__(self):
             super().__init__()

@@ -32,7 +32,7 @@ def accelerate(
             its positional arguments, or a function that gets the model and runs it. The model is restored if it was
             faster, or over 1.1 times as accurate. Of a pipeline only the denoiser (`transformer` or `unet`) is checked.
             True: each trace runs on random inputs with the kernels, without, and in float64. The kernels are not used
-            if their error is over twice that without. Notes in the report have both errors.
+            if their error is over twice that without. `checks` of the report has the ratios.
         graphs: Capture the forward of the model, or of a pipeline's denoisers, as CUDA graphs with the kernels, at the
             second call with tensors of some shapes, and whole decoding steps of transformers' `generate`.
         scope: The unit that `torch.compile` traces: `"model"`, for the fastest calls where the host limits them, or
@@ -55,7 +55,7 @@ def accelerate(
     if not logits and (graphs or scope == "blocks"):
         raise ValueError('blocks: logits=False needs scope="model", without graphs')
     if check is True and (graphs or not logits):
-        raise ValueError("blocks: check=True compares traces that return logits: not with graphs=True or logits=False")
+        raise ValueError("blocks: check=True excludes graphs=True and logits=False")
     roots = _roots(model)
     denoisers = roots if isinstance(model, nn.Module) else {name: roots[name] for name in _DENOISERS if name in roots}
     inputs = None if check is True else check

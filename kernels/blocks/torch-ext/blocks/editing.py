@@ -178,7 +178,7 @@ class Editor:
     def remove_copies(self) -> None:
         """Remove operations that return their argument: casts to its dtype, dropouts of nothing, slices of all."""
         for node in self.nodes():
-            if is_tensor(node) and _returns_its_argument(node) and not any(map(self._is_apart, (node, node.args[0]))):
+            if is_tensor(node) and returns_its_argument(node) and not any(map(self._is_apart, (node, node.args[0]))):
                 self.replace(node, node.args[0])
 
 
@@ -187,7 +187,7 @@ def _result_of(node: Node) -> Any:
     return call(*map_arg(node.args, value), **map_arg(node.kwargs, value))  # sizes are nodes, and may be in a tuple
 
 
-def _returns_its_argument(node: Node) -> bool:
+def returns_its_argument(node: Node) -> bool:
     name = operation(node)
     if name == "cast" and dtype_of(node) == dtype_of(node.args[0]):
         return not {"copy", "memory_format"} & {*node.kwargs} and True not in node.args  # which make a new tensor

@@ -141,11 +141,8 @@ class State:
             self.graphs.popitem(last=False)
 
     def compute(self, model: Any, call: GenerateCall, prompt: int, forward: Callable[..., Any]) -> Tensor:
-        """Return the logits, [batch, vocabulary], of the token after the present one, which is cached.
-
-        It may be repeated. Of `prompt` tokens, masks leave out those after the present one until new ones follow.
-        """
-        masks = self.cache.begin_step()
+        """Return the logits, [batch, vocabulary], of the token after the present one, which is cached; repeatable."""
+        masks = self.cache.begin_step()  # of `prompt` tokens, they leave out those that padding fills
         ids, cache, positions, options = self.token, self.cache, self.position_ids, {**call.options}
         if prompt:
             ids, cache, options["logits_to_keep"] = self.ids[:, :prompt], DynamicCache(), self.length - 1

@@ -160,10 +160,7 @@ class GraphRunner(Captures):
         return call
 
     def _run(self, model: nn.Module, call: Call, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Run a call. The second one in the same state of the model and the caches is captured.
-
-        A forward that counts in Python, or fills a cache, is never captured: a replay would not count.
-        """
+        """Run a call. The second one in a state of the model and the caches, which no replay changes, is captured."""
         change = self._check_state(model, call.device)
         self._changes, self._change = (0, "") if change is None else (self._changes + 1, change)
         change = change or self._drop_outdated(call)

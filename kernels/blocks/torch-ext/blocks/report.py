@@ -55,6 +55,7 @@ class Report:
 
     parts: Sequence["Report"] = ()  # of a pipeline: the reports of its models
     notes: list[str] = field(default_factory=list)  # further notices, a sentence each
+    checks: list[str] = field(default_factory=list)  # the results of `check=True`, a line for each graph
     versions: dict[str, str] = field(default_factory=_versions)  # of this package, its kernels, and loaded libraries
     # By model: the counts of its CUDA graphs, and of its `generate`, which grow with every call.
     graphs: dict[str, GraphCounts] = field(default_factory=dict)
@@ -94,7 +95,7 @@ class Report:
                 for (name, does), number in self.replaced.items()
             ],
             "left": [{"class": name, "count": number, "reason": why} for (name, why), number in self.left.items()],
-            "notes": list(self.notes),
+            "notes": [*self.notes, *(note for report in (self, *self.parts) for note in report.checks)],
             "device": kernel_set.DEVICE,
             "versions": dict(self.versions),
             "graphs": {name: copy.deepcopy(vars(counts)) for name, counts in self.graphs.items()},
@@ -118,7 +119,7 @@ class Report:
         parts |= {} if self.check is None else {"check": self.check}
         for title, part in parts.items():
             lines += [f"{title}:", *(f"  {line}" for line in str(part).splitlines())]
-        lines += [f"note: {note}" for report in (self, *self.parts) for note in report.notes]
+        lines += [f"note: {note}" for note in self.to_dict()["notes"]]
         lines.append("versions: " + ", ".join(f"{name} {version}" for name, version in self.versions.items()))
         return "\n".join(lines)
 

@@ -33,10 +33,7 @@ class _Unknown(Exception):
 
 
 class _Rows:
-    """Runs operations on one row of a value: each of the leading dimensions has one element.
-
-    `run` goes from a result back to the value, by operations that compute each row of it alone.
-    """
+    """Runs the operations from a value to a result on one row of it: each of the leading dimensions has one element."""
 
     def __init__(self, x: Node) -> None:
         self._x, self._leading = x, value(x).dim() - 1

@@ -193,9 +193,9 @@ class _Backend:
         returns_logits = self._returns_logits or is_broken
         parts = (part for part in module.modules() if isinstance(part, GraphModule))  # also bodies of checkpoints
         fused = [(part, fuse(part, returns_logits)) for part in parts]
-        if self._check and len(fused) == 1:  # bodies of checkpoints have no traced form
+        if self._check:
             is_kept, text = compare_graphs(own(), module, inputs)
-            self.report.notes.append(f"{self.cls.__name__}: {text}")
+            self.report.checks.append(f"{self.cls.__name__}: {text}")
             if not is_kept:
                 self.report.left[self.cls.__name__, "the check kept the traced operations"] += 1
                 return own().forward
